@@ -10,7 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from results import RESULTS, ROOT, Result, ResultError, read
@@ -23,9 +23,10 @@ NUMBER = r"(-?[0-9][0-9.,]*[0-9]|[0-9])"
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a folder, by file."""
+    """The records of a folder, by file, each read once."""
 
     folder: Path
+    _read: dict[str, list[Result]] = field(default_factory=dict, compare=False, repr=False)
 
     def all(self, file: str, what: str, **settings: object) -> list[Result]:
         """Return a file's records whose claim begins with `what`, with these settings.
@@ -33,7 +34,9 @@ class Records:
         Raises:
             ResultError: There is none.
         """
-        found = [result for result in read(self.folder / f"{file}.json") if result.what.startswith(what)]
+        if file not in self._read:
+            self._read[file] = read(self.folder / f"{file}.json")
+        found = [result for result in self._read[file] if result.what.startswith(what)]
         found = [one for one in found if all(one.settings.get(key) == value for key, value in settings.items())]
         if not found:
             raise ResultError(f"{file}.json: expected a record {what!r} with {settings}, found none")

@@ -3,9 +3,15 @@
 import gc
 import os
 import signal
+import sys
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
+# Compiled files are kept, also where the environment forbids it: without them each of hundreds of processes compiles
+# the sources again, and pytest rewrites every test. Before hypothesis, which pytest rewrites, too.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 
 # The tests' bits and numbers of ranks are those of the CPU; a test of GPUs makes its own visible.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -70,6 +70,8 @@ CASES = [
     *[(ranks, model, "witness", 4) for ranks in (2, 3) for model in ("batch_norm_model", "Odd")],
 ]  # fmt: skip
 """Ranks, model, settings of the run, replicas."""
+LARGE = [number for number, case in enumerate(CASES) if case[2] == "plain" and case[3] >= 8]
+"""Those that take long: each model is counted with fewer replicas, too, and 8 replicas with other settings."""
 
 
 def images(*, is_poisoned: bool) -> unisono.ArrayDataset:
@@ -116,11 +118,17 @@ def train(
     return [waits, [told, skipped, fingerprint]]
 
 
-def counted(_: None) -> list[Any]:
-    """Return for each case what its ranks give on the device, and on the CPU."""
+def counted(_: None, *, is_large: bool = False) -> dict[str, Any]:
+    """Return for each case, by its number, what its ranks give on the device, and on the CPU."""
     devices.install()
     torch.set_num_threads(1)
-    return [[on_ranks(device, *case) for device in (devices.KIND, "cpu")] for case in CASES]
+    numbers = [number for number in range(len(CASES)) if (number in LARGE) == is_large]
+    return {str(each): [on_ranks(device, *CASES[each]) for device in (devices.KIND, "cpu")] for each in numbers}
+
+
+def counted_large(_: None) -> dict[str, Any]:
+    """As `counted`, of the cases that take long."""
+    return counted(None, is_large=True)
 
 
 def launches(_: None) -> dict[str, int]:

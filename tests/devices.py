@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from device_launches import NO_KERNEL, kernels
 from device_streams import (
@@ -221,11 +220,11 @@ class FakeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        name, is_composed, is_random, _ = _facts(func)
+        if is_composed:
             return func.decompose(*args, **(kwargs or {}))  # in inference mode torch leaves that to us
         kwargs = dict(kwargs or {})
-        found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        found = [leaf for leaf in _leaves([args, [*kwargs.values()]]) if isinstance(leaf, torch.Tensor)]
         ours = [tensor for tensor in found if isinstance(tensor, FakeTensor)]
         index = _check(name, found, ours)
         if name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"):
@@ -240,15 +239,37 @@ class FakeTensor(torch.Tensor):
             # Of a tensor's own device torch's code in C++ names the first one: its true index is the tensor's.
             index, kwargs["device"] = index if ours else index_of(device), torch.device(_memory())
         kwargs.pop("pin_memory", None)
-        with _drawing(index, is_random=torch.Tag.nondeterministic_seeded in func.tags):
-            out = func(*pytree.tree_map(_raw, args), **pytree.tree_map(_raw, kwargs))
+        with _drawing(index, is_random=is_random):
+            out = func(*_mapped(_raw, args), **{key: _mapped(_raw, value) for key, value in kwargs.items()})
         counted["launches"] += kernels(name, args, out)
+        reads, writes, fresh = _touched(func, args, kwargs, out)
         if name.partition("::")[2] not in NO_KERNEL:
-            order(name, stream_of(index), *_touched(func, args, kwargs, out))
+            order(name, stream_of(index), reads, writes, fresh)
         else:
-            forget(_touched(func, args, kwargs, out)[2])
-        MODULE.take(_touched(func, args, kwargs, out)[2])
+            forget(fresh)
+        MODULE.take(fresh)
         return _wrapped(out, ours, index)
+
+
+@functools.cache
+def _facts(func: Any) -> tuple[str, bool, bool, list[tuple[str, bool]]]:
+    """Return an operation's name, whether it is made of others, whether it is random, and which arguments it writes."""
+    composed = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    schema = func._schema
+    arguments = [(each.name, each.alias_info is not None and each.alias_info.is_write) for each in schema.arguments]
+    return schema.name, composed, torch.Tag.nondeterministic_seeded in func.tags, arguments
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Return what is in lists and tuples, which are all that operations take and return: quicker than torch's own."""
+    if not isinstance(tree, (list, tuple)):
+        return [tree]
+    return [leaf for each in tree for leaf in (_leaves(each) if isinstance(each, (list, tuple)) else (each,))]
+
+
+def _mapped(act: Callable[[Any], Any], tree: Any) -> Any:
+    """Do something with each leaf of lists and tuples."""
+    return type(tree)([_mapped(act, each) for each in tree]) if isinstance(tree, (list, tuple)) else act(tree)
 
 
 def _memory() -> str:
@@ -288,13 +309,12 @@ def _touched(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[list[Tensor],
     """Return what an operation reads, what it writes to, and its memory that is new."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
-    for number, argument in enumerate(func._schema.arguments):
-        given = args[number] if number < len(args) else kwargs.get(argument.name)
-        tensors = [each.raw for each in pytree.tree_leaves(given) if isinstance(each, FakeTensor)]
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
+    for number, (name, is_written) in enumerate(_facts(func)[3]):
+        given = args[number] if number < len(args) else kwargs.get(name)
+        tensors = [each.raw for each in _leaves(given) if isinstance(each, FakeTensor)]
         (writes if is_written else reads).extend(tensors)
     known = {place_of(raw) for raw in [*reads, *writes]}
-    made = [each for each in pytree.tree_leaves(out) if isinstance(each, torch.Tensor)]
+    made = [each for each in _leaves(out) if isinstance(each, torch.Tensor)]
     return reads, writes, [each for each in made if place_of(each) not in known]
 
 
@@ -321,7 +341,7 @@ def _wrapped(out: Any, ours: list[FakeTensor], index: int) -> Any:
             return leaf
         return known[id(leaf)] if id(leaf) in known else FakeTensor(leaf, index)
 
-    return pytree.tree_map(wrap, out)
+    return _mapped(wrap, out)
 
 
 class _drawing:

@@ -4,13 +4,14 @@ import pytest
 
 import device_shapes
 import device_waits
-from ranks import once, run_processes
+from forks import run_forked
+from ranks import once
 
 
 @once
 def everything():
     """What the programs of `device_waits` give, in one process of their own."""
-    return run_processes(device_waits.everything, 1)[0]
+    return run_forked(device_waits.everything, 1)[0]
 
 
 def played(program):
@@ -18,11 +19,24 @@ def played(program):
     return everything()[program]
 
 
-@pytest.mark.parametrize("number", range(len(device_waits.CASES)), ids=lambda number: str(device_waits.CASES[number]))
+@once
+def counted_large():
+    """What the cases give that take long."""
+    return run_forked(device_waits.counted_large, 1)[0]
+
+
+NUMBERS = [
+    pytest.param(number, id=str(case), marks=[pytest.mark.slow] * (number in device_waits.LARGE))
+    for number, case in enumerate(device_waits.CASES)
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_step_waits_once(number):
     """Losses, finiteness, checksums, flags and counters come in one read; bits and skipped steps are the CPU's."""
     _, _, settings, _ = device_waits.CASES[number]
-    for (waits, bits), (none, expected) in zip(*played("counted")[number], strict=True):
+    found = (counted_large() if number in device_waits.LARGE else played("counted"))[str(number)]
+    for (waits, bits), (none, expected) in zip(*found, strict=True):
         searched = 4 if settings == "embed, poisoned" else 0  # in a step that is lost, replica by replica
         assert waits == [1 + searched] * 4
         assert none == [0] * 4
@@ -54,7 +68,7 @@ SHAPES = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("GPT")) 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_step_of_a_large_model_waits_once(name):
     """By shapes alone, of more parameters than this machine has memory for: one wait, whatever the replicas."""
-    found = run_processes(device_shapes.steps, 1, name, [1, 2])[0]
+    found = run_forked(device_shapes.steps, 1, name, [1, 2])[0]
     assert found["parameters"] > device_shapes.SIZES[name][2]
     assert [found[count][0] for count in ("1", "2")] == [1, 1], found
 

@@ -24,7 +24,7 @@ def everything():
 def played(program):
     """What one of them gives, or another one in a process of its own."""
     found = everything()
-    return found[program] if program in found else run_processes(getattr(device_programs, program), 1)[0]
+    return found[program] if program in found else run_forked(getattr(device_programs, program), 1)[0]
 
 
 @pytest.mark.parametrize("case", CASES)

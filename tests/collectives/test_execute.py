@@ -5,7 +5,8 @@ import torch
 
 import unisono
 from collectives import rank_programs
-from ranks import run_processes, run_threads
+from forks import run_forked
+from ranks import run_threads
 from reference import bits, pairwise_sum, random_leaves
 from unisono import collectives as face
 from unisono.collectives import execute
@@ -117,7 +118,7 @@ def test_within_a_run():
 @pytest.mark.slow
 def test_gradients_averaged_by_hand():
     """A tutorial's own loop, in processes without a run: the gradient of one big batch, on all ranks alike."""
-    told = run_processes(rank_programs.average, 3)
+    told = run_forked(rank_programs.average, 3)
     assert told[0] == told[1] == told[2]
     whole, _ = rank_programs.gradients(range(96))
     for algorithm in ("ring", "tree"):

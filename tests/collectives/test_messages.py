@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ranks import join, run_processes
+from forks import run_forked
+from ranks import join
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
 from unisono.collectives.pieces import padded_length
 from unisono.collectives.reduce import tree_all_reduce
@@ -58,7 +59,7 @@ def test_in_one_process():
 @pytest.mark.slow
 def test_in_processes():
     """Through torch.distributed."""
-    check(run_processes(talk, 4))
+    check(run_forked(talk, 4))
 
 
 def test_a_message_that_never_comes():

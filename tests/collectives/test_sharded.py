@@ -3,11 +3,11 @@
 import pytest
 
 from collectives.sharded_programs import USES, play_sharded
-from ranks import run_processes
+from forks import run_forked
 
 
 @pytest.mark.slow
 def test_what_torch_builds_on_groups(tmp_path):
     """Two ranks get what one process gets, and read back what they have saved, also in the background."""
-    for seen in run_processes(play_sharded, 2, str(tmp_path)):
+    for seen in run_forked(play_sharded, 2, str(tmp_path)):
         assert seen == {name: [] for name in USES}

@@ -8,7 +8,8 @@ import torch
 
 import jobs
 import unisono
-from ranks import once, run_processes, run_threads
+from forks import run_forked
+from ranks import once, run_threads
 from strategies import compress_programs
 from strategies.compress_programs import KINDS, MISTAKES
 
@@ -25,13 +26,13 @@ def threads(world_size):
 @once
 def over_gloo(world_size):
     """Return every rank's report, over messages."""
-    return run_processes(compress_programs.play, world_size, ["off", "on"])
+    return run_forked(compress_programs.play, world_size, ["off", "on"])
 
 
 @once
 def over_hosts(names):
     """Return every rank's report, on hosts of these names."""
-    return run_processes(compress_programs.play, len(names), ["off", "on"], names)
+    return run_forked(compress_programs.play, len(names), ["off", "on"], names)
 
 
 def check(reports, carries):

@@ -6,6 +6,7 @@ import time
 import pytest
 
 import jobs
+from forks import run_forked
 from ranks import once, run_processes, run_threads
 from strategies import conformance
 from unisono.errors import WorkerFailed
@@ -35,7 +36,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def launched(data):
     """Give every rank's claims from one launch of each world size."""
-    return once(lambda world_size: run_processes(conformance.play_all, world_size, PROCESSES[world_size], data))
+    return once(lambda world_size: run_forked(conformance.play_all, world_size, PROCESSES[world_size], data))
 
 
 def check(reports):

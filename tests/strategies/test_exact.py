@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ranks import once, run_processes, run_threads
+from forks import run_forked
+from ranks import once, run_threads
 from strategies import exact_cases
 
 NAMES = [case.__name__ for case in exact_cases.EVERYWHERE]
@@ -22,7 +23,7 @@ def alone(name):
 @once
 def launched():
     """Return every rank's report of all cases, from three processes."""
-    return run_processes(exact_cases.play, 3)
+    return run_forked(exact_cases.play, 3)
 
 
 def check(name, reports, world_size):

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
-from ranks import once, run_processes, run_threads
+from forks import run_forked
+from ranks import once, run_threads
 from strategies import weight_programs
 from strategies.weight_programs import BATCH, IGNORED, REPLICAS, Tagger, counted, far, one_batch, refused, tokens, train
 from unisono.errors import ConfigError, NonFiniteError, ScoreMismatch, StepError
@@ -293,7 +294,7 @@ def test_over_processes():
     """Shared memory and gloo, overlap and fsdp: the bits of one process; ddp and all-reduce up to rounding."""
     (expected,) = run_threads(train, 1)
     loss, grads = one_batch(lambda x, _: torch.ones(x.shape[:2]))
-    for report in run_processes(weight_programs.over_processes, 3):
+    for report in run_forked(weight_programs.over_processes, 3):
         assert report["exact"] == expected["fingerprint"]
         assert report["loss"] == expected["losses"]
         assert report["overlap auto"] == report["overlap gloo"] == expected["fingerprint"]

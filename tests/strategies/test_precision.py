@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import unisono
-from ranks import run_processes, run_threads
+from forks import run_forked
+from ranks import run_threads
 from strategies.precision_programs import data, loss_of, model_of, play, play_both
 from unisono.errors import ConfigError, NonFiniteError, RankDivergence
 from unisono.strategies import precision as module
@@ -113,7 +114,7 @@ def test_every_strategy_computes_and_scales(case, monkeypatch):
 @pytest.mark.slow
 def test_processes_agree():
     """Two processes leave out the same steps; sharded weights have the bits of exact."""
-    ddp, fsdp = zip(*run_processes(play_both, 2, HUGE), strict=True)
+    ddp, fsdp = zip(*run_forked(play_both, 2, HUGE), strict=True)
     for found in (ddp, fsdp):
         assert len({(each["fingerprint"], each["scale"]) for each in found}) == 1
         assert found[0]["scale"] < 2**13

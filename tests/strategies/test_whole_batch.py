@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import unisono
-from ranks import once, run_processes, run_threads
+from forks import run_forked
+from ranks import once, run_threads
 from strategies import whole_batch_cases as cases
 from unisono.collectives.loopback import LoopbackTransport
 
@@ -38,7 +39,7 @@ def test_in_one_process(name, world_size):
 @pytest.mark.slow
 def test_in_processes():
     """The same on processes, through messages; gradients may leave meanwhile."""
-    reports = run_processes(cases.over_messages, 3)
+    reports = run_forked(cases.over_messages, 3)
     for name in NAMES:
         check(name, [report[name] for report in reports], 3)
 

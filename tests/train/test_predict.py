@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import unisono
-from ranks import run_processes, run_threads
+from forks import run_forked
+from ranks import run_threads
 from train.callbacks.small import predicted
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
 from unisono.errors import ConfigError, RankDivergence
@@ -108,4 +109,4 @@ def test_other_shapes_are_refused():
 @pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
 def test_strategies_that_share_a_model(strategy):
     """Where the model itself is spread over two processes, the bits are those of the whole one."""
-    assert run_processes(predicted, 2, strategy) == run_threads(predicted, 1, "exact") * 2
+    assert run_forked(predicted, 2, strategy) == run_threads(predicted, 1, "exact") * 2

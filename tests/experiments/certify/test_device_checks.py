@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from experiments.certify import gpu_programs
+from forks import run_forked
 from ranks import run_processes
 from unisono.experiments.certify import device_checks
 from unisono.experiments.certify.bench import Bench
@@ -22,7 +23,7 @@ def bench(tmp_path, device="fake:0", gpus=1):
 
 def test_bytes_that_a_group_of_one_moves(tmp_path, monkeypatch):
     """By gloo on the CPU, as by NCCL on a GPU: every bit, and a changed one is found."""
-    found = run_processes(gpu_programs.moved, 1)[0]
+    found = run_forked(gpu_programs.moved, 1)[0]
     assert found.pop(SPOILT) == 1
     assert len(found) == 24
     assert not any(found.values())

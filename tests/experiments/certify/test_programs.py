@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.certify import waits_programs
-from ranks import run_processes
+from forks import run_forked
 from unisono.experiments.certify import device_checks
 from unisono.experiments.certify.bench import Bench
 from unisono.experiments.certify.programs import ADDED, ADDING, READING
@@ -11,7 +11,7 @@ from unisono.experiments.certify.programs import ADDED, ADDING, READING
 
 def test_steps_wait_for_one_event(tmp_path, monkeypatch):
     """No strategy that one process can run waits otherwise; a loss function that reads its loss is noticed."""
-    found = run_processes(waits_programs.counted, 1)[0]
+    found = run_forked(waits_programs.counted, 1)[0]
     assert found.pop(READING) == [2, 2]
     assert {name: each for name, each in found.items() if any(each)} == {}
     assert len(found) == 7
@@ -31,7 +31,7 @@ def test_steps_wait_for_one_event(tmp_path, monkeypatch):
 
 def test_steps_launch_few_kernels(tmp_path, monkeypatch):
     """Beside their passes, data and update; what a loss function adds is found, kernel by kernel."""
-    found = run_processes(waits_programs.launched, 1)[0]
+    found = run_forked(waits_programs.launched, 1)[0]
     bench = Bench(scratch=tmp_path, device="fake:0", is_quick=True, tell=print)
     changes = [({}, True, True), ({"exact, V = 8": 80}, False, True), ({ADDING: found["exact, V = 2"]}, True, False)]
     assert found[ADDING] == found["exact, V = 2"] + 2 * ADDED
@@ -46,7 +46,7 @@ def test_steps_launch_few_kernels(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_what_a_machine_is_and_takes():
     """A GPU's facts are in the certificate; none is refused by name; times are of what the GPU has done."""
-    there, times, far, missing = run_processes(waits_programs.looked, 1)[0]
+    there, times, far, missing = run_forked(waits_programs.looked, 1)[0]
     assert there["facts"]["device_facts"]["multiprocessors"] == 1
     assert "expected a device 'fake:9', found none" in far["refused"]
     assert "sees 4 GPUs" in far["refused"]

@@ -17,7 +17,7 @@ from unisono.nodes.live.relay import LiveRelay, check_live
 from unisono.nodes.plan import NodesPlan
 from unisono.store.server import Server, listen
 
-QUIET_S = 0.8
+QUIET_S, HEARTBEAT_S = 0.8, 1.6
 LOST = {"silent": True}
 
 
@@ -49,8 +49,12 @@ def start():
         return started
 
     yield start
+    closing = [threading.Thread(target=one.relay.close) for one in started]  # each waits for those that are gone
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
     for one in started:
-        one.relay.close()
         one.server.close()
 
 
@@ -132,7 +136,7 @@ def test_an_answer_to_an_old_question(start):
 @pytest.mark.parametrize("is_asked_again", [True, False])
 def test_a_connection_that_stands_still(start, monkeypatch, is_asked_again):
     """As while TCP waits to send a lost packet again: another connection is answered; the control: none is made."""
-    silence_s = 3.0
+    silence_s = 3.0 if is_asked_again else 1.0
     if not is_asked_again:
         monkeypatch.setattr(_Line, "ask_on", lambda line, late_s: None)
     first, second = start(2, silence_s)
@@ -231,7 +235,7 @@ def test_two_that_do_not_hear_each_other(start):
 
 def without_keeper(start):
     """Return the second and the third of three launchers, when they go on without the first."""
-    first, second, third = start(3, QUIET_S, heartbeat_s=3.0)
+    first, second, third = start(3, QUIET_S, heartbeat_s=HEARTBEAT_S)
     arm(first, second, third)
     first.die()
     for other in (second, third):
@@ -254,7 +258,7 @@ def test_the_deciding_host_is_gone_when_all_is_over(start):
     second.relay.close()
     second.server.close()
     with pytest.raises(queue.Empty):
-        third.cuts.get(timeout=5)
+        third.cuts.get(timeout=1.7 * HEARTBEAT_S)
     assert third.heard.get(timeout=60) == HostSaid(1, {"over": True})
     assert not third.relay.is_armed
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
+from forks import run_forked
 from ranks import once, run_processes, run_threads
 from reference import bits
 from strategies import islands_programs
@@ -103,7 +104,7 @@ def test_the_same_bits_on_processes(world_size, transport):
     """Over shared memory and over sockets."""
     names = [name for name in CASES if name != "pairs" or world_size == 2]
     cases = [{"steps": STEPS, **CASES[name], "over": transport} for name in names]
-    reports = run_processes(islands_programs.legs, world_size, cases)
+    reports = run_forked(islands_programs.legs, world_size, cases)
     for name, *found in zip(names, *reports, strict=True):
         expected = alone()[list(CASES).index(name)]
         assert all(same(report, expected) for report in found)

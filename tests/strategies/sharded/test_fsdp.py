@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import unisono
-from ranks import once, run_processes
+from forks import run_forked
+from ranks import once
 from strategies import fsdp_programs
 from strategies.fsdp_programs import leg, model_of
 from unisono.errors import ConfigError
@@ -19,7 +20,7 @@ def compared(tmp_path_factory):
     def make(world_size):
         out = str(tmp_path_factory.mktemp("fsdp") / "run")
         program = fsdp_programs.compare
-        return ([program(None, out)] if world_size == 1 else run_processes(program, world_size, out)), out
+        return ([program(None, out)] if world_size == 1 else run_forked(program, world_size, out)), out
 
     return once(make)
 
@@ -63,7 +64,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(compared, tmp_path):
     """Saved by three, resumed by one and by two: bits and ledger of a run that was never interrupted."""
     expected = compared(1)[0][0]["plain"][1]
     _, out = compared(3)
-    for resumed in [*run_processes(fsdp_programs.resume, 2, out), leg(None, "fsdp", 8, out=compared(2)[1])]:
+    for resumed in [*run_forked(fsdp_programs.resume, 2, out), leg(None, "fsdp", 8, out=compared(2)[1])]:
         assert resumed["fingerprint"] == expected["fingerprint"]
         assert resumed["moments"] == expected["moments"]
     leg(None, "exact", 8, out=str(tmp_path))

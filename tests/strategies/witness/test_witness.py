@@ -2,7 +2,8 @@
 
 import pytest
 
-from ranks import run_processes, run_threads
+from forks import run_forked
+from ranks import run_threads
 from strategies.witness_programs import clean, inject, summary
 from unisono.strategies.witness import witness as witnesses
 from unisono.strategies.witness.choice import Watched
@@ -50,5 +51,5 @@ def test_other_random_numbers_are_a_false_alarm(monkeypatch):
 @pytest.mark.slow
 def test_on_processes():
     """The same on processes that share memory."""
-    found = summary(run_processes(inject, 3, 60, 4, 1.0), 3)
+    found = summary(run_forked(inject, 3, 60, 4, 1.0), 3)
     assert found["blamed_right"] == found["noticed"] >= 10

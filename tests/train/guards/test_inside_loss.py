@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import unisono
-from ranks import run_processes
+from forks import run_forked
 from strategies.conformance import CASES
 from train import habit_programs
 from unisono.collectives.loopback import run_ranks
@@ -434,7 +434,7 @@ def test_ranks_that_may_meet(toy):
 @pytest.mark.slow
 def test_three_processes():
     """What would hang or train nothing on real processes is refused on all of them alike, and ddp's own goes on."""
-    told = run_processes(habit_programs.play, 3)
+    told = run_forked(habit_programs.play, 3)
     for name, (*_, expected) in habit_programs.CASES.items():
         for rank, answers in enumerate(told):
             assert expected in answers[name], (name, rank)
