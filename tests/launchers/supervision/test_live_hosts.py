@@ -5,12 +5,14 @@ import random
 
 import pytest
 
+from unisono.launchers.control import Asked
 from unisono.launchers.membership import Form, Halt, Membership
 from unisono.launchers.supervision import live_hosts
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.live_following import Account, FollowingRecovery
 from unisono.launchers.supervision.live_hosts import DecidingRecovery
 from unisono.launchers.supervision.replacements import Replacements, node_of, numbers_of
+from unisono.launchers.supervision.resizing import PassedOn
 from unisono.launchers.worker.member import Member
 from unisono.nodes.live.succession import Decree, is_majority
 
@@ -99,6 +101,18 @@ class Hosts:
                 self.lines.setdefault((now, other), []).append({"settled": settled, **said})
         self.wires[now].settle(self.term, self.agreed, now)
         self.take(now, self.all[now].heard_host(HostSaid(node if now == before else now, said)))
+
+    def asks(self, node, workers):
+        """Somebody asks a launcher for so many workers; returns where its answers come."""
+        answers = []
+        self.all[node].resize(Asked(workers, answers.append))
+        return answers
+
+    def look(self):
+        """All launchers look at how things are."""
+        for node, one in enumerate(self.all):
+            if node not in self.cuts:
+                self.take(node, one.look())
 
     def deliver(self, line):
         """Bring the oldest word of a line."""
@@ -255,7 +269,8 @@ class Worker:
 
 
 class Game:
-    """A run of several hosts, one event after the other as a seed has it: meetings, deaths, joiners, a host cut off.
+    """A run of several hosts, one event after the other as a seed has it: meetings, deaths, joiners, a host cut off,
+    and wishes for more or fewer workers, on any host.
 
     Half of them are short, with deaths that come together; in the others there is time for those that join.
     """
@@ -270,6 +285,7 @@ class Game:
         self.workers = {rank: Worker(rank, self.hosts.ranks) for rank in self.hosts.ranks}
         self.deaths, self.worlds, self.dead_hosts = self.chance.randint(0, 6 if seed % 2 else 3), {}, set()
         self.finished, self.bits, self.firsts = set(), {}, {}
+        self.wishes, self.asked, self.released = self.chance.choice([0, 0, 1, 2]), [], set()
 
     def play(self):
         """Play to the end; return the ranks that have finished."""
@@ -278,8 +294,14 @@ class Game:
             if not events:
                 break
             self.chance.choice(events)()
+            self.hosts.look()
             self.sort_out()
         return self.finished
+
+    def wish(self, node):
+        self.wishes -= 1
+        workers = self.chance.randint(1, 6)
+        self.asked.append((node, workers, self.hosts.asks(node, workers)))
 
     def sort_out(self):
         hosts = self.hosts
@@ -323,6 +345,9 @@ class Game:
             for node in range(len(hosts.spans)):
                 if node not in hosts.cuts and not hosts.cuts - self.dead_hosts and self.has_majority(node):
                     yield lambda node=node: self.cut(node)
+        if self.wishes and self.chance.random() < self.pace:
+            for node in {*range(len(hosts.spans))} - hosts.cuts:
+                yield lambda node=node: self.wish(node)
         for node in hosts.cuts - self.dead_hosts:
             yield lambda node=node: self.notice(node)
         for worker in [*self.workers.values()]:
@@ -384,6 +409,13 @@ class Game:
     def hear(self, worker):
         message = worker.inbox.pop(0)
         worker.is_knocked |= "knock" in message
+        if worker.side.number in message.get("released", ()):
+            assert worker.at_door and worker.has_state, "released within a step"
+            assert worker.side.number not in self.firsts.values(), "the first has been released"
+            worker.is_alive = False
+            self.released.add(worker.side.number)
+            self.hosts.ended(worker.side.number)
+            return
         if "halt" in message:
             worker.side = worker.side.hear(Halt(message["halt"], tuple(message["members"])))
         elif "form" in message:
@@ -438,11 +470,12 @@ def _died(side):
 
 
 def play_all(seeds):
-    """Play games; return how often somebody was lost, another one succeeded, one joined, one joined after that.
+    """Play games; return how often somebody was lost, another one succeeded, one joined, there were as many as wanted,
+    and how often one joined, or a wish was fulfilled, after a succession.
 
     Raises where a promise is broken.
     """
-    lived_through = succeeded = joined = both = 0
+    lived_through = succeeded = joined = both = fulfilled = later = 0
     for seed in seeds:
         game = Game(seed)
         finished, hosts = game.play(), game.hosts
@@ -450,6 +483,12 @@ def play_all(seeds):
             hosts.deliver_all()
             assert {*hosts.reasons} >= {*range(len(hosts.spans))} - hosts.cuts, seed
             continue
+        for node, workers, answers in game.asked:
+            if node not in hosts.cuts:
+                assert len(answers) == 1, (seed, "no answer")
+                assert answers[0].get("workers", workers) == workers, seed
+                fulfilled += "workers" in answers[0]
+                later += "workers" in answers[0] and hosts.decider > 0
         there = [w for w in game.workers.values() if w.is_alive and hosts.of(w.side.number) not in hosts.cuts]
         left = {w.side.number for w in there if not w.is_guest}
         assert left <= finished, seed
@@ -461,13 +500,13 @@ def play_all(seeds):
         has_joined = bool({*finished} - {*hosts.ranks})
         joined, succeeded = joined + has_joined, succeeded + (hosts.decider > 0)
         both += has_joined and hosts.decider > 0
-    return lived_through, succeeded, joined, both
+    return lived_through, succeeded, joined, fulfilled, both, later
 
 
 def test_every_game_ends():
     """Seeded orders of words, deaths and cuts: whoever is left finishes in one world, or all hosts are told why not."""
-    *each, both = play_all(range(1000))
-    assert min(each) > 30 and both > 2
+    *each, both, later = play_all(range(1000))
+    assert min(each) > 30 and both > 2 and later > 2
 
 
 def test_the_deciding_host_is_lost():
