@@ -857,3 +857,100 @@ def test_who_has_finished_is_told_to_the_successor(monkeypatch, is_told):
     hosts.silent(0)
     hosts.deliver_all()
     assert (1, {"halt": 1, "members": (1,) if is_told else (1, 2)}) in hosts.to_workers
+
+
+def shrunk(hosts, workers=2):
+    """Let somebody ask the second host for fewer workers than the four there are; returns where the answer comes."""
+    hosts.begin()
+    hosts.to_workers.clear()
+    answers = hosts.asks(1, workers)
+    hosts.deliver_all()
+    for rank in range(4):
+        hosts.hears(rank, {"door": 0})
+    hosts.deliver_all()
+    return answers
+
+
+def test_more_or_fewer_workers():
+    """Asked on the second host, four become two, and then five: where the fewest are, more are started."""
+    hosts = Hosts(2, 2)
+    answers = shrunk(hosts)
+    assert dict(hosts.to_workers)[3] == {"halt": 1, "members": (0, 1), "released": (2, 3), "door": True}
+    hosts.dies(3, 1)
+    hosts.ended(2)
+    hosts.form(1, (0, 1))
+    hosts.look()
+    hosts.deliver_all()
+    assert [(found["workers"], found["before"], found["left"]) for found in answers] == [(2, 4, [2, 3])]
+    assert (hosts.idle, hosts.reasons, hosts.all[1].is_waiting) == ({1}, {}, True)
+    assert hosts.said[-1] == "rank 3, which had left, has ended with code 1."
+    answers = hosts.asks(0, 5)
+    hosts.deliver_all()
+    assert [one.start() for one in hosts.all] == [[4], [5, 7]]
+    hosts.dies(5, 1)
+    hosts.look()
+    hosts.deliver_all()
+    assert not answers  # two may join still
+    for rank in (4, 7):
+        hosts.dies(rank, 1)
+    hosts.look()
+    hosts.deliver_all()
+    hosts.look()
+    assert "no more can join: host 0: " in answers[0]["failed"] and "; host 1: " in answers[0]["failed"]
+
+
+def test_a_word_of_release_is_lost():
+    """The deciding host is lost with it: the launcher that hears from another that its worker is out lets it go."""
+    hosts = Hosts(1, 1, 2)
+    hosts.begin()
+    hosts.asks(1, 3)
+    hosts.deliver_all()
+    for rank in range(4):
+        hosts.hears(rank, {"door": 0})
+    while hosts.lines.get((2, 0)):
+        hosts.deliver((2, 0))
+    while hosts.lines.get((1, 0)):
+        hosts.deliver((1, 0))
+    while hosts.lines.get((0, 1)):
+        hosts.deliver((0, 1))
+    hosts.lines[0, 2] = []
+    hosts.to_workers.clear()
+    hosts.cuts.add(0)
+    hosts.silent(0)
+    hosts.deliver_all()
+    assert [message["released"] for rank, message in hosts.to_workers if rank == 3] == [(3,)]
+    hosts.form(2, (1, 2))
+    hosts.look()
+    hosts.ended(3)
+    assert (hosts.all[2].excluded, hosts.reasons) == ({0, 3}, {})
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_host_is_lost_while_somebody_waits(node):
+    """The others take over what was its share: they hear of it anew, or ask the successor again."""
+    hosts = Hosts(1, 1, 1)
+    hosts.begin()
+    hosts.asks(2, 4)
+    if node:
+        hosts.deliver_all()
+    hosts.cuts.add(node)
+    hosts.silent(node)
+    hosts.deliver_all()
+    assert {1 - node: hosts.all[1 - node]._shares} == {1 - node: {1 - node: 2, 2: 2}}
+    left = (1 - node, 2)
+    hosts.form(2 - node, left)
+    assert [len(hosts.all[other].start()) for other in left] == [1, 1]
+
+
+def test_a_successor_that_is_not_asked_again(monkeypatch):
+    """Negative control: a launcher forgets the wish that it has passed on, and somebody waits for ever."""
+    monkeypatch.setattr(PassedOn, "ask_again", lambda side, ask: None)
+    with pytest.raises(AssertionError, match="no answer"):
+        play_all(range(200))
+
+
+def test_a_released_worker_that_counts_as_dead(monkeypatch):
+    """Negative control: its end is then no end of a released one."""
+    monkeypatch.setattr(FollowingRecovery, "_release", lambda side, rank: None)
+    with pytest.raises(AssertionError):
+        test_more_or_fewer_workers()
