@@ -148,7 +148,7 @@ def ask(path: Path, workers: int) -> dict[str, Any]:
     with Directory.open(path) as directory:
         names = sorted(filter(_NAME.fullmatch, directory.names()), key=lambda name: (len(name), name))
         for name in names[:-1]:
-            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):  # a host's that is lost, or is another one than this
+            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):  # its host is another, or lost
                 return _ask(path, directory, name, workers)
         return _ask(path, directory, names[-1] if names else CONTROL_FILE, workers)
 

@@ -121,14 +121,13 @@ class FollowingRecovery(HasGuests):
         self.wanted, self.place, self._sizes = len(relay.spans[relay.node]), "", sizes
         self._wish = 0, 0  # number of the newest one, and how many workers it is for, on all hosts
         self._passed_on, self._said_of_wish = PassedOn(self._say), dict[str, Any]()
-        self._released: set[int] = set()
         self._reason, self._can_lose, self._is_over = "", False, False
         self.excluded: set[int] = set()
         self.heir: LiveRecovery | FollowingRecovery = self
         self._replacements, self._guests = replacements, Guests(replacements, tell)
         self._account, self._decider = Account(relay.spans[relay.node]), relay.decider
         self._deaths: dict[int, Ending] = {}  # of workers without which the others do not go on yet
-        self._never_came: set[int] = set()
+        self._never_came, self._released = set[int](), set[int]()
         self._accounts: dict[int, dict[str, Any]] = {}  # where this launcher is to decide
         self._early: list[HostSaid] = []
 
@@ -217,8 +216,7 @@ class FollowingRecovery(HasGuests):
             self._relay.rest(is_idle=True)
 
     def _packed(self) -> dict[str, Any]:
-        wish, wanted = self._wish
-        return {**self._account.packed(self.excluded), "wish": wish, "wanted": wanted}
+        return {**self._account.packed(self.excluded), "wish": self._wish[0], "wanted": self._wish[1]}
 
     def _follow(self, decider: int) -> str:
         """Tell another launcher from now on, which decides; or decide."""
