@@ -96,11 +96,14 @@ def test_what_cannot_be_asked(tmp_path):
     (run / "result.json").unlink()
     with Directory.open(run) as directory:
         lock = RunLock(directory)
-        assert "which cannot change its workers. Hint: start it with --live auto on one host" in asked(run, 2)[1]
+        assert (
+            "which cannot change its workers. Hint: start it with --live auto, and ask on one of its hosts"
+            in asked(run, 2)[1]
+        )
         lock.release()
     holder = json.loads((run / "run.lock").read_text())
     (run / "run.lock").write_text(json.dumps(holder | {"start_ticks": 0}))
-    assert "which has no launcher any more" in asked(run, 2)[1]
+    assert "which has no launcher any more on this host" in asked(run, 2)[1]
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(run / CONTROL_FILE))
     assert "it was killed, and left its socket behind" in asked(run, 2)[1]

@@ -46,6 +46,20 @@ def test_a_question_and_its_answer(tmp_path):
         ask(path, 2)
 
 
+def test_launchers_of_several_hosts(tmp_path):
+    """Each has a socket of its own; the first one that answers here is asked: not one of a host that is lost."""
+    hosts = {node: Control(answering({"workers": node})[0]) for node in (0, 2, 10)}
+    for node, server in hosts.items():
+        assert server.serve(str(tmp_path), node) == ""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "control-1.sock"))
+    for node, server in hosts.items():
+        assert ask(tmp_path, 2) == {"workers": node}
+        server.close()
+    with pytest.raises(ConnectionError):
+        ask(tmp_path, 2)
+
+
 def test_who_waits_is_told_of_the_end(tmp_path):
     """Also where the answer has not come yet."""
     questions = queue.SimpleQueue()

@@ -41,7 +41,7 @@ def test_wrong_bounds(settings, told):
     """Bounds that are none, or for a world that cannot change."""
     assert LaunchSpec(target=SCRIPT, workers=2, live="auto", elastic="1:2").elastic == "1:2"
     with pytest.raises(ConfigError, match=told):
-        LaunchSpec(target=SCRIPT, **({"workers": 2, "live": "auto"} | settings))
+        LaunchSpec(target=SCRIPT, **({"workers": 2, "live": "auto"} | settings)).check_elastic()
 
 
 def test_spares_need_others(tmp_path):

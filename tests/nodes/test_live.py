@@ -205,13 +205,6 @@ def test_hosts_with_directories_of_their_own(hosts, reference):
     assert result_of(first.folder / "own")["world_size"] == 2
 
 
-def test_the_number_of_workers_is_for_one_host(hosts):
-    """It is refused before the hosts meet, with code 2."""
-    host = hosts.start("a", rank=0, workers=2, options=("--live", "auto", "--elastic", "1:2"))
-    assert host.finish(60) == 2, host.err
-    assert "--elastic 1:2 is for workers of one host" in host.err
-
-
 def lose_the_first(first, second, hosts):
     """Lose the host that decides and keeps the rendezvous, with all its processes, in step 9."""
     first.wait_for_step(9)

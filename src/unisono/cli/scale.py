@@ -20,7 +20,7 @@ from unisono.system.words import counted
 @result_options
 @verb("scale")
 def scale(run: str, workers: int, as_json: bool) -> None:
-    """Let the run in RUN (unisono train, or --live auto, on this host) go on with N workers.
+    """Let the run in RUN (unisono train, or --live auto) go on with N workers; of several hosts, ask on any.
 
     Those that are not needed end behind a step with code 0, those that came last first; those that are missing are
     started, and join behind a step. Weights and ledger stay those of an undisturbed run. It waits until there are N;
@@ -53,11 +53,11 @@ def _asked(run: Path, workers: int) -> dict[str, Any]:
             ) from None
         if state == "ended":
             raise _refused(run, "has no launcher any more", "the command that started it goes on") from None
-        hint = "start it with --live auto on one host: the launcher says why, if it cannot; or its steps have not begun"
+        hint = "start it with --live auto, and ask on one of its hosts; its launcher says why not, or no step has begun"
         raise _refused(run, "cannot change its workers", hint) from None
     except ConnectionError:
         hint = "it was killed, and left its socket behind; the command that started it goes on"
-        raise _refused(run, "has no launcher any more", hint) from None
+        raise _refused(run, "has no launcher any more on this host", hint) from None
     except OSError as error:
         raise _refused(run, f"cannot be reached: {error.strerror}", "ask on the host that it runs on") from None
 

@@ -134,7 +134,8 @@ def _stop_between_steps(
     """Let a run that can do so stop after the step in progress; what `asked` stands for where not, or not in time."""
     if isinstance(asked, Called) and not asked.is_gentle:
         return Ended(asked.why, is_gentle=False)
-    all_dead = not group.running and not any(_is_well(group, end) for end in group.exits.values())
+    mattering = [end for rank, end in group.exits.items() if rank not in group.excluded]
+    all_dead = not group.running and not any(_is_well(group, end) for end in mattering)
     if all_dead or any(reading.state != STEPPING for reading in group.readings().values()):
         return Ended(asked.why, is_gentle=True) if isinstance(asked, Called) else asked
     group.ask_stop()

@@ -3,13 +3,15 @@
 In: the run directory, and one line of JSON either way. Out: events for the launcher, an answer for the asker. The
 socket is its owner's alone (mode 0600, and the kernel says who has come); it is reached from the directory's
 descriptor, so its path may be of any length. It goes with the launcher; one that was killed leaves it behind, and the
-next launch puts its own in the place. Must not import torch.
+next launch puts its own in the place. On several hosts each launcher has one of its own, also where they share the
+directory: a socket is reached on its own host only. Must not import torch.
 """
 
 import contextlib
 import json
 import os
 import pwd
+import re
 import socket
 import stat
 import struct
@@ -22,7 +24,8 @@ from typing import Any, Self, final
 from unisono.errors import ConfigError
 from unisono.system.directory import Directory
 
-CONTROL_FILE = "control.sock"
+CONTROL_FILE = "control.sock"  #: Of the first host, or the only one.
+_NAME = re.compile(r"control(-\d+)?\.sock")
 _REQUEST_S = 5.0
 _BYTES = 1 << 16
 _MOST = 32  # callers at once: the launcher's descriptors are for its workers
@@ -44,23 +47,25 @@ class Control:
     def __init__(self, put: Callable[[Asked], None]) -> None:
         self._put = put
         self._directory: Directory | None = None
+        self._name = CONTROL_FILE
         self._listener = socket.socket(socket.AF_UNIX)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._is_closed = False
 
-    def serve(self, place: str) -> str:
+    def serve(self, place: str, node: int = 0) -> str:
         """Listen in a run directory, where nothing is listened to yet; return why that cannot be, empty where it can.
-        Without a `place` it does nothing.
+        Without a `place` it does nothing. `node`: node rank of this host.
         """
         if not place or self._directory is not None:
             return ""
         try:
             self._directory = directory = Directory.open(Path(place))
-            directory.remove(CONTROL_FILE)  # a dead launcher's: the directory is ours by its lock
+            self._name = f"control-{node}.sock" if node else CONTROL_FILE
+            directory.remove(self._name)  # a dead launcher's: the directory is ours by its lock
             os.fchmod(self._listener.fileno(), 0o600)  # before it has a name: that is made with this mode
-            self._listener.bind(_path(directory))
-            self._status = directory.status(CONTROL_FILE)
+            self._listener.bind(_path(directory, self._name))
+            self._status = directory.status(self._name)
             self._listener.listen()
         except OSError as error:
             return f"no socket can be made in {place}: {error.strerror}"
@@ -79,9 +84,9 @@ class Control:
         directory, self._directory = self._directory, None
         if directory is not None:
             with directory, contextlib.suppress(OSError):
-                found = directory.status(CONTROL_FILE)
+                found = directory.status(self._name)
                 if found is not None and self._status is not None and os.path.samestat(found, self._status):
-                    directory.remove(CONTROL_FILE)  # and not that of a later launch
+                    directory.remove(self._name)  # and not that of a later launch
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +131,9 @@ class Control:
 
 
 def ask(path: Path, workers: int) -> dict[str, Any]:
-    """Ask the launcher of a run for so many workers; return its answer when it has them, or why not.
+    """Ask a launcher of a run for so many workers; return its answer when there are, or why not.
+
+    Of several launchers that one which answers on this host, the first host's before others.
 
     Args:
         path: The run directory.
@@ -137,16 +144,25 @@ def ask(path: Path, workers: int) -> dict[str, Any]:
         FileNotFoundError: Nobody listens there.
         ConnectionError: Who has listened there is gone.
         OSError: It cannot be reached.
-    """  # noqa: DOC501 - a function makes the error
-    with Directory.open(path) as directory, socket.socket(socket.AF_UNIX) as caller:
-        found = directory.status(CONTROL_FILE)
+    """
+    with Directory.open(path) as directory:
+        names = sorted(filter(_NAME.fullmatch, directory.names()), key=lambda name: (len(name), name))
+        for name in names[:-1]:
+            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):  # its host is another, or lost
+                return _ask(path, directory, name, workers)
+        return _ask(path, directory, names[-1] if names else CONTROL_FILE, workers)
+
+
+def _ask(path: Path, directory: Directory, name: str, workers: int) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as caller:
+        found = directory.status(name)
         if found is None:
-            raise FileNotFoundError(CONTROL_FILE)
+            raise FileNotFoundError(name)
         if not stat.S_ISSOCK(found.st_mode):
-            raise ConfigError(f"expected a launcher's socket at {path / CONTROL_FILE}, found something else.")
+            raise ConfigError(f"expected a launcher's socket at {path / name}, found something else.")
         if found.st_uid != os.geteuid():
             raise _strangers(path, found.st_uid)
-        caller.connect(_path(directory))
+        caller.connect(_path(directory, name))
         if (owner := _peer(caller)) != os.geteuid():
             raise _strangers(path, owner)
         caller.sendall(json.dumps({"workers": workers}).encode() + b"\n")
@@ -162,9 +178,9 @@ def _strangers(path: Path, user_id: int) -> ConfigError:
     return ConfigError(f"expected a run of this user's, got {path}, which user {name} runs. Hint: ask as {name}.")
 
 
-def _path(directory: Directory) -> str:
+def _path(directory: Directory, name: str) -> str:
     """Return a short path of the socket: the system takes none of more than 107 bytes."""
-    return f"/proc/self/fd/{directory.descriptor}/{CONTROL_FILE}"
+    return f"/proc/self/fd/{directory.descriptor}/{name}"
 
 
 def _peer(end: socket.socket) -> int:

@@ -9,9 +9,11 @@ import functools
 from unisono.launchers.control import Asked, Control
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.failure import WorkerExit, load_reports
-from unisono.launchers.supervision.live_following import Recovery, recovery_of
-from unisono.launchers.supervision.live_hosts import Relay
-from unisono.launchers.supervision.live_recovery import off
+from unisono.launchers.supervision.live_following import FollowingRecovery, Recovery
+from unisono.launchers.supervision.live_hosts import DecidingRecovery, Relay
+from unisono.launchers.supervision.live_recovery import LiveRecovery, off
+from unisono.launchers.supervision.replacements import Replacements, numbers_of
+from unisono.launchers.supervision.resizing import parse_sizes
 from unisono.launchers.worker_group import Event, WorkerGroup
 from unisono.system.messages import tell
 
@@ -23,14 +25,23 @@ def live_recovery(group: WorkerGroup, relay: Relay | None) -> Recovery | None:
         if spec.live == "auto" and spec.workers > 1:
             _tell(group, off(spec.why_not_live))
         return None
-    return recovery_of(spec, group.channels.send, functools.partial(_tell, group), relay)
+    send, told, sizes = group.channels.send, functools.partial(_tell, group), parse_sizes(spec.elastic)
+    if relay is None:
+        replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
+        return LiveRecovery(spec.ranks, send, told, replacements, sizes, is_asked=not spec.is_live_usual)
+    numbers = numbers_of(relay.node, relay.spans)
+    replacements = Replacements(spec.workers, spec.spares, spec.max_restarts, numbers)
+    side = DecidingRecovery if relay.node == relay.decider else FollowingRecovery
+    return side(relay, send, told, replacements, sizes)
 
 
 def tend(live: Recovery | None, group: WorkerGroup, control: Control) -> None:
     """Start the workers that are to join the others, end those that nobody needs, and listen to who wants others."""
     if live is None:
         return
-    if (why_not := control.serve(live.place)) and not group.spec.is_live_usual:
+    spec, placement = group.spec, group.spec.placement
+    why_not = control.serve(live.place, placement.node_rank if placement else 0)
+    if why_not and not spec.is_live_usual:
         _tell(group, f"unisono scale cannot reach this run: {why_not}.")
     for rank in live.unwanted & {*group.running}:
         if rank not in group.killed:

@@ -20,7 +20,7 @@ from unisono.launchers.attempt import attempt
 from unisono.launchers.outcomes import Failed, Outcome, Stopped
 from unisono.launchers.spec import LaunchSpec, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
-from unisono.launchers.supervision.resizing import parse_sizes
+from unisono.launchers.supervision.resizing import with_least
 from unisono.launchers.supervision.restarts import GiveUp, Restarts
 from unisono.launchers.worker_group import Events, OutputBroken, Signalled
 from unisono.system.devices import VISIBLE_VARIABLE
@@ -56,6 +56,7 @@ def run_local(spec: LaunchSpec) -> None:
     """
     check_target(spec.target)
     spec.check_spares()
+    spec.check_elastic()
     check_address_space()
     spec = replace(spec, run_id=spec.run_id or os.urandom(16).hex())
     if spec.max_restarts:
@@ -113,9 +114,8 @@ def _on_slots(spec: LaunchSpec, slots: tuple[int, ...], first: LaunchSpec, wante
         return spec
     if count == 1:
         spec = replace(spec, spares=0, elastic=None)  # they are for those that have others
-    elif spec.elastic is not None:
-        least, most = parse_sizes(spec.elastic)
-        spec = replace(spec, elastic=f"{min(least, count)}:{most}")
+    else:
+        spec = replace(spec, elastic=with_least(spec.elastic, count))
     if wanted:
         return replace(spec, workers=wanted)  # it is only on CPUs that workers come and go
     if first.devices and not spec.share_devices:

@@ -120,8 +120,8 @@ class LaunchSpec:
         of=SPARES, word="K", group=PROCESSES,
     )  # fmt: skip
     elastic: str | None = option(
-        None, "With --live auto: how few and how many processes there may be. With fewer than MIN left they start "
-        "again from the last checkpoint; unisono scale changes their number within these bounds.",
+        None, "With --live auto: how few and how many processes there may be, on all hosts. With fewer than MIN left "
+        "they start again from the last checkpoint; unisono scale changes their number within these bounds.",
         usual="1 to the replicas", word="MIN:MAX", group=PROCESSES,
     )  # fmt: skip
     witness: float = option(
@@ -211,10 +211,14 @@ class LaunchSpec:
     def __post_init__(self) -> None:
         check(self)
         SECONDS.take("grace_s", self.grace_s)
+        try:
+            parse_sizes(self.elastic)
+        except ValueError:
+            raise ConfigError(f"expected elastic MIN:MAX with 1 <= MIN <= MAX, got {self.elastic!r}.") from None
         if self.live != "auto" or self.why_not_live:
             self.check_spares()
-        if self.elastic is not None:
-            self._check_elastic(self.elastic)
+        if self.live != "auto" or self.why_not_live or self.placement is not None:
+            self.check_elastic()
         if self.backend is not None and isinstance(self.target, ProgramTarget):
             raise ConfigError(
                 f"backend {self.backend} is put into Python programs, got {self.target.name!r} with --no-python. "
@@ -230,18 +234,18 @@ class LaunchSpec:
                 f"{self._why_alone}. Hint: --live auto with two workers or more on one host, or leave --spares out."
             )
 
-    def _check_elastic(self, text: str) -> None:
-        try:
-            least, most = parse_sizes(text)
-        except ValueError:
-            raise ConfigError(f"expected elastic MIN:MAX with 1 <= MIN <= MAX, got {text!r}.") from None
+    def check_elastic(self) -> None:
+        """Refuse (`ConfigError`) bounds that cannot be held; with no placement there is one host."""
+        if self.elastic is None:
+            return
+        least, most = parse_sizes(self.elastic)
         if not self.may_be_live:
             raise ConfigError(
-                f"elastic={text} is for workers that come and go, and here none does: {self._why_alone}. "
-                "Hint: --live auto with two workers or more on one host, or leave --elastic out."
+                f"elastic={self.elastic} is for workers that come and go, and here none does: {self._why_alone}. "
+                "Hint: --live auto with two workers or more, or leave --elastic out."
             )
-        if not least <= self.workers <= most:
-            raise ConfigError(f"expected {least} to {most} workers (elastic={text}), got {self.workers}.")
+        if not least <= self.world_size <= most:
+            raise ConfigError(f"expected {least} to {most} workers (elastic={self.elastic}), got {self.world_size}.")
 
 
 def check_witness(rate: float, workers: int) -> None:

@@ -22,6 +22,7 @@ from unisono.launchers.local import Signals, deliver, stop_signals
 from unisono.launchers.outcomes import Ended, Failed, Outcome, Stopped
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
+from unisono.launchers.supervision.resizing import with_least
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, next_event
 from unisono.nodes.endpoint import Interrupted
@@ -163,9 +164,10 @@ class _HostLaunch:
         placement, infos = current.placement, current.infos
         keeper = next(i for i, info in enumerate(infos) if info.number == 0)
         self._without = self._how_without(current, [node for node in range(len(infos)) if node != keeper])
-        spec = replace(
-            self._spec, placement=placement, env={**self._spec.env, "UNISONO_REPLICAS": str(current.replicas)}
-        )
+        elastic, env = self._spec.elastic, {**self._spec.env, "UNISONO_REPLICAS": str(current.replicas)}
+        if placement.attempt:  # fewer hosts may start again than the first time
+            elastic = with_least(elastic, placement.world_size)
+        spec = replace(self._spec, elastic=elastic, placement=placement, env=env)
         self._say(
             f"attempt {placement.attempt}: {placement.num_nodes} hosts, {placement.world_size} workers; this is node "
             f"{placement.node_rank} with rank {spec.ranks.start} to {spec.ranks.stop - 1}."
@@ -303,7 +305,7 @@ class _HostLaunch:
             software=f"{versions}, Python {platform.python_version()}",
             threads=str(spec.threads or self._environ.get("OMP_NUM_THREADS") or 1),
             rules=f"--max-restarts {spec.max_restarts}, --backend {spec.backend}, --live {spec.live}, "
-            f"--silence {plan.silence_s:g}",
+            f"--silence {plan.silence_s:g}, --elastic {spec.elastic or 'any'}",
         )
 
     def _say(self, text: str) -> None:

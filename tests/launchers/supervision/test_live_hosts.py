@@ -5,12 +5,14 @@ import random
 
 import pytest
 
+from unisono.launchers.control import Asked
 from unisono.launchers.membership import Form, Halt, Membership
 from unisono.launchers.supervision import live_hosts
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.live_following import Account, FollowingRecovery
 from unisono.launchers.supervision.live_hosts import DecidingRecovery
 from unisono.launchers.supervision.replacements import Replacements, node_of, numbers_of
+from unisono.launchers.supervision.resizing import PassedOn
 from unisono.launchers.worker.member import Member
 from unisono.nodes.live.succession import Decree, is_majority
 
@@ -99,6 +101,18 @@ class Hosts:
                 self.lines.setdefault((now, other), []).append({"settled": settled, **said})
         self.wires[now].settle(self.term, self.agreed, now)
         self.take(now, self.all[now].heard_host(HostSaid(node if now == before else now, said)))
+
+    def asks(self, node, workers):
+        """Somebody asks a launcher for so many workers; returns where its answers come."""
+        answers = []
+        self.all[node].resize(Asked(workers, answers.append))
+        return answers
+
+    def look(self):
+        """All launchers look at how things are."""
+        for node, one in enumerate(self.all):
+            if node not in self.cuts:
+                self.take(node, one.look())
 
     def deliver(self, line):
         """Bring the oldest word of a line."""
@@ -255,7 +269,8 @@ class Worker:
 
 
 class Game:
-    """A run of several hosts, one event after the other as a seed has it: meetings, deaths, joiners, a host cut off.
+    """A run of several hosts, one event after the other as a seed has it: meetings, deaths, joiners, a host cut off,
+    and wishes for more or fewer workers, on any host.
 
     Half of them are short, with deaths that come together; in the others there is time for those that join.
     """
@@ -270,6 +285,7 @@ class Game:
         self.workers = {rank: Worker(rank, self.hosts.ranks) for rank in self.hosts.ranks}
         self.deaths, self.worlds, self.dead_hosts = self.chance.randint(0, 6 if seed % 2 else 3), {}, set()
         self.finished, self.bits, self.firsts = set(), {}, {}
+        self.wishes, self.asked, self.released = self.chance.choice([0, 0, 1, 2]), [], set()
 
     def play(self):
         """Play to the end; return the ranks that have finished."""
@@ -278,8 +294,14 @@ class Game:
             if not events:
                 break
             self.chance.choice(events)()
+            self.hosts.look()
             self.sort_out()
         return self.finished
+
+    def wish(self, node):
+        self.wishes -= 1
+        workers = self.chance.randint(1, 6)
+        self.asked.append((node, workers, self.hosts.asks(node, workers)))
 
     def sort_out(self):
         hosts = self.hosts
@@ -323,6 +345,9 @@ class Game:
             for node in range(len(hosts.spans)):
                 if node not in hosts.cuts and not hosts.cuts - self.dead_hosts and self.has_majority(node):
                     yield lambda node=node: self.cut(node)
+        if self.wishes and self.chance.random() < self.pace:
+            for node in {*range(len(hosts.spans))} - hosts.cuts:
+                yield lambda node=node: self.wish(node)
         for node in hosts.cuts - self.dead_hosts:
             yield lambda node=node: self.notice(node)
         for worker in [*self.workers.values()]:
@@ -384,6 +409,13 @@ class Game:
     def hear(self, worker):
         message = worker.inbox.pop(0)
         worker.is_knocked |= "knock" in message
+        if worker.side.number in message.get("released", ()):
+            assert worker.at_door and worker.has_state, "released within a step"
+            assert worker.side.number not in self.firsts.values(), "the first has been released"
+            worker.is_alive = False
+            self.released.add(worker.side.number)
+            self.hosts.ended(worker.side.number)
+            return
         if "halt" in message:
             worker.side = worker.side.hear(Halt(message["halt"], tuple(message["members"])))
         elif "form" in message:
@@ -438,11 +470,12 @@ def _died(side):
 
 
 def play_all(seeds):
-    """Play games; return how often somebody was lost, another one succeeded, one joined, one joined after that.
+    """Play games; return how often somebody was lost, another one succeeded, one joined, there were as many as wanted,
+    and how often one joined, or a wish was fulfilled, after a succession.
 
     Raises where a promise is broken.
     """
-    lived_through = succeeded = joined = both = 0
+    lived_through = succeeded = joined = both = fulfilled = later = 0
     for seed in seeds:
         game = Game(seed)
         finished, hosts = game.play(), game.hosts
@@ -450,6 +483,12 @@ def play_all(seeds):
             hosts.deliver_all()
             assert {*hosts.reasons} >= {*range(len(hosts.spans))} - hosts.cuts, seed
             continue
+        for node, workers, answers in game.asked:
+            if node not in hosts.cuts:
+                assert len(answers) == 1, (seed, "no answer")
+                assert answers[0].get("workers", workers) == workers, seed
+                fulfilled += "workers" in answers[0]
+                later += "workers" in answers[0] and hosts.decider > 0
         there = [w for w in game.workers.values() if w.is_alive and hosts.of(w.side.number) not in hosts.cuts]
         left = {w.side.number for w in there if not w.is_guest}
         assert left <= finished, seed
@@ -461,13 +500,13 @@ def play_all(seeds):
         has_joined = bool({*finished} - {*hosts.ranks})
         joined, succeeded = joined + has_joined, succeeded + (hosts.decider > 0)
         both += has_joined and hosts.decider > 0
-    return lived_through, succeeded, joined, both
+    return lived_through, succeeded, joined, fulfilled, both, later
 
 
 def test_every_game_ends():
     """Seeded orders of words, deaths and cuts: whoever is left finishes in one world, or all hosts are told why not."""
-    *each, both = play_all(range(1000))
-    assert min(each) > 30 and both > 2
+    *each, both, later = play_all(range(1000))
+    assert min(each) > 30 and both > 2 and later > 2
 
 
 def test_the_deciding_host_is_lost():
@@ -818,3 +857,100 @@ def test_who_has_finished_is_told_to_the_successor(monkeypatch, is_told):
     hosts.silent(0)
     hosts.deliver_all()
     assert (1, {"halt": 1, "members": (1,) if is_told else (1, 2)}) in hosts.to_workers
+
+
+def shrunk(hosts, workers=2):
+    """Let somebody ask the second host for fewer workers than the four there are; returns where the answer comes."""
+    hosts.begin()
+    hosts.to_workers.clear()
+    answers = hosts.asks(1, workers)
+    hosts.deliver_all()
+    for rank in range(4):
+        hosts.hears(rank, {"door": 0})
+    hosts.deliver_all()
+    return answers
+
+
+def test_more_or_fewer_workers():
+    """Asked on the second host, four become two, and then five: where the fewest are, more are started."""
+    hosts = Hosts(2, 2)
+    answers = shrunk(hosts)
+    assert dict(hosts.to_workers)[3] == {"halt": 1, "members": (0, 1), "released": (2, 3), "door": True}
+    hosts.dies(3, 1)
+    hosts.ended(2)
+    hosts.form(1, (0, 1))
+    hosts.look()
+    hosts.deliver_all()
+    assert [(found["workers"], found["before"], found["left"]) for found in answers] == [(2, 4, [2, 3])]
+    assert (hosts.idle, hosts.reasons, hosts.all[1].is_waiting) == ({1}, {}, True)
+    assert hosts.said[-1] == "rank 3, which had left, has ended with code 1."
+    answers = hosts.asks(0, 5)
+    hosts.deliver_all()
+    assert [one.start() for one in hosts.all] == [[4], [5, 7]]
+    hosts.dies(5, 1)
+    hosts.look()
+    hosts.deliver_all()
+    assert not answers  # two may join still
+    for rank in (4, 7):
+        hosts.dies(rank, 1)
+    hosts.look()
+    hosts.deliver_all()
+    hosts.look()
+    assert "no more can join: host 0: " in answers[0]["failed"] and "; host 1: " in answers[0]["failed"]
+
+
+def test_a_word_of_release_is_lost():
+    """The deciding host is lost with it: the launcher that hears from another that its worker is out lets it go."""
+    hosts = Hosts(1, 1, 2)
+    hosts.begin()
+    hosts.asks(1, 3)
+    hosts.deliver_all()
+    for rank in range(4):
+        hosts.hears(rank, {"door": 0})
+    while hosts.lines.get((2, 0)):
+        hosts.deliver((2, 0))
+    while hosts.lines.get((1, 0)):
+        hosts.deliver((1, 0))
+    while hosts.lines.get((0, 1)):
+        hosts.deliver((0, 1))
+    hosts.lines[0, 2] = []
+    hosts.to_workers.clear()
+    hosts.cuts.add(0)
+    hosts.silent(0)
+    hosts.deliver_all()
+    assert [message["released"] for rank, message in hosts.to_workers if rank == 3] == [(3,)]
+    hosts.form(2, (1, 2))
+    hosts.look()
+    hosts.ended(3)
+    assert (hosts.all[2].excluded, hosts.reasons) == ({0, 3}, {})
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_host_is_lost_while_somebody_waits(node):
+    """The others take over what was its share: they hear of it anew, or ask the successor again."""
+    hosts = Hosts(1, 1, 1)
+    hosts.begin()
+    hosts.asks(2, 4)
+    if node:
+        hosts.deliver_all()
+    hosts.cuts.add(node)
+    hosts.silent(node)
+    hosts.deliver_all()
+    assert {1 - node: hosts.all[1 - node]._shares} == {1 - node: {1 - node: 2, 2: 2}}
+    left = (1 - node, 2)
+    hosts.form(2 - node, left)
+    assert [len(hosts.all[other].start()) for other in left] == [1, 1]
+
+
+def test_a_successor_that_is_not_asked_again(monkeypatch):
+    """Negative control: a launcher forgets the wish that it has passed on, and somebody waits for ever."""
+    monkeypatch.setattr(PassedOn, "ask_again", lambda side, ask: None)
+    with pytest.raises(AssertionError, match="no answer"):
+        play_all(range(200))
+
+
+def test_a_released_worker_that_counts_as_dead(monkeypatch):
+    """Negative control: its end is then no end of a released one."""
+    monkeypatch.setattr(FollowingRecovery, "_release", lambda side, rank: None)
+    with pytest.raises(AssertionError):
+        test_more_or_fewer_workers()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.launchers.supervision.resizing import parse_sizes, ranks_of, why_refused
+from unisono.launchers.supervision.resizing import parse_sizes, ranks_of, shares, why_refused
 
 
 def test_bounds():
@@ -23,3 +23,18 @@ def test_refusals():
     assert all("expected 2 to 3 workers" in why_refused(workers, 2, 3) for workers in (1, 4, 2.0, "2", None, True))
     assert "have not begun" in why_refused(2, 1, 0)
     assert (ranks_of([3]), ranks_of([2, 3])) == ("rank 3 is", "ranks 2, 3 are")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "hosts", "found"),
+    [
+        (2, [0, 0, 1, 1], (0, 1), {0: 2, 1: 0}),
+        (5, [0, 0], (0, 1), {0: 3, 1: 2}),
+        (4, [0, 1, 2], (0, 1, 2), {0: 2, 1: 1, 2: 1}),
+        (4, [2, 1, 1], (1, 2), {1: 2, 2: 2}),
+        (3, [0, 1, 0], (0, 1), {0: 2, 1: 1}),
+    ],
+)
+def test_shares(wanted, nodes, hosts, found):
+    """Members that came last leave; more begin on the host with the fewest, the lowest-numbered of equal ones."""
+    assert shares(wanted, nodes, hosts) == found

@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, final
 
 from unisono.launchers.control import Asked
-from unisono.launchers.spec import LaunchSpec
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.guests import Guests, HasGuests, death_of
-from unisono.launchers.supervision.live_hosts import ONE_HOST, DecidingRecovery, Relay
+from unisono.launchers.supervision.live_hosts import DecidingRecovery, Relay
 from unisono.launchers.supervision.live_recovery import LiveRecovery
-from unisono.launchers.supervision.replacements import Replacements, numbers_of
-from unisono.launchers.supervision.resizing import parse_sizes
+from unisono.launchers.supervision.replacements import Replacements
+from unisono.launchers.supervision.resizing import NONE_STARTED, PassedOn
 from unisono.launchers.supervision.restarts import Ending
 
 
@@ -67,12 +66,17 @@ class Account:
         self.workers.discard(rank)
 
     def forget(self, rank: int) -> bool:
-        """Take in that one has died that had not been called; return whether the deciding launcher knows of it."""
+        """Take in that one is gone whom nobody waits for; return whether the deciding launcher knows of it."""
+        self.workers.discard(rank)
         return self._known.pop(rank, None) is not None
 
     def has_living(self) -> bool:
         """Whether a worker that has the state has not died."""
         return any(how["has_state"] and how["died"] is None for how in self._known.values())
+
+    def released(self) -> dict[str, Any]:
+        """Return the newest call as one hears it that is not among its members."""
+        return {"halt": self._epoch, "members": self._members}
 
     def left(self) -> set[int]:
         """Return the ranks of those that have been called, and have not ended well."""
@@ -100,27 +104,30 @@ class FollowingRecovery(HasGuests):
         send: Takes a rank of this host and a message for it.
         tell: Takes what is worth knowing, in words.
         replacements: Says which workers are started for others of this host.
+        sizes: As `LiveRecovery` has them, for all hosts.
 
     Attributes:
         heir: What takes the events in from now on: this, until this launcher decides.
         wanted: How many workers there are to be on this host.
-        place: Empty: nobody asks this launcher for more workers.
+        place: As `LiveRecovery` has it, on this host.
         excluded: As `LiveRecovery` has it, for all ranks.
     """
 
     def __init__(
         self, relay: Relay, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None],
-        replacements: Replacements,
+        replacements: Replacements, sizes: tuple[int, int] = (1, 0),
     ) -> None:  # fmt: skip
         self._relay, self._send_here, self._tell = relay, send, tell
-        self.wanted, self.place = len(relay.spans[relay.node]), ""
+        self.wanted, self.place, self._sizes = len(relay.spans[relay.node]), "", sizes
+        self._wish = 0, 0  # number of the newest one, and how many workers it is for, on all hosts
+        self._passed_on, self._said_of_wish = PassedOn(self._say), dict[str, Any]()
         self._reason, self._can_lose, self._is_over = "", False, False
         self.excluded: set[int] = set()
         self.heir: LiveRecovery | FollowingRecovery = self
         self._replacements, self._guests = replacements, Guests(replacements, tell)
         self._account, self._decider = Account(relay.spans[relay.node]), relay.decider
         self._deaths: dict[int, Ending] = {}  # of workers without which the others do not go on yet
-        self._never_came: set[int] = set()
+        self._never_came, self._released = set[int](), set[int]()
         self._accounts: dict[int, dict[str, Any]] = {}  # where this launcher is to decide
         self._early: list[HostSaid] = []
 
@@ -141,8 +148,8 @@ class FollowingRecovery(HasGuests):
         return len(self._account.workers) < self.wanted
 
     def resize(self, asked: Asked) -> None:
-        """Refuse it."""
-        asked.answer({"refused": f"{ONE_HOST}."})
+        """Pass on to the deciding launcher that somebody wants more or fewer workers."""
+        self._passed_on.ask(asked)
 
     def heard_host(self, said: HostSaid) -> str:
         """Take in what the deciding launcher says; return why the workers cannot go on, empty where they can."""
@@ -161,9 +168,17 @@ class FollowingRecovery(HasGuests):
         if "rank" in message:
             rank, told = message["rank"], message["told"]
             self._account.told(rank, told)
-            if "halt" in told:
+            if rank in told.get("released", ()):
+                self._release(rank)
+            elif "halt" in told:
                 self._replacements.became_member(rank)
             self._send_here(rank, told)
+        elif "answer" in message:
+            self._passed_on.answered(message["to"], message["answer"])
+        elif "wish" in message:
+            self._wish, self.wanted = (message["wish"], message["wanted"]), message["size"]
+            self.unwanted.update(self._replacements.resize(self.wanted, len(self._account.workers)))
+            self._invite()
         elif "over" in message:
             self._can_lose, self._is_over = False, True
             self._relay.arm(is_on=False)
@@ -180,7 +195,10 @@ class FollowingRecovery(HasGuests):
 
     def _live_through(self, excluded: set[int]) -> None:
         """Take into account without whom the others go on; for those of this host another one may be started."""
-        self.excluded = excluded | self._never_came
+        self.excluded = excluded | self._never_came | self._released
+        for rank in sorted(excluded & self._account.workers):  # that lives, and whose last word was not heard
+            self._release(rank)
+            self._send_here(rank, {**self._account.released(), "released": (rank,)})
         for rank in sorted(excluded & {*self._deaths}):
             ending = self._deaths.pop(rank)
             if self._account.has_state(rank):
@@ -188,11 +206,24 @@ class FollowingRecovery(HasGuests):
             else:
                 self._guests.lost(rank, ending)
 
+    def _release(self, rank: int) -> None:
+        """Take in that one leaves which is not needed any more."""
+        self._released.add(rank)
+        self.excluded.add(rank)
+        self._account.forget(rank)
+        self._deaths.pop(rank, None)
+        if not self._account.has_living():
+            self._relay.rest(is_idle=True)
+
+    def _packed(self) -> dict[str, Any]:
+        return {**self._account.packed(self.excluded), "wish": self._wish[0], "wanted": self._wish[1]}
+
     def _follow(self, decider: int) -> str:
         """Tell another launcher from now on, which decides; or decide."""
         self._decider = decider
         if decider != self._relay.node:
-            self._relay.send(decider, {"account": self._account.packed(self.excluded)})
+            self._relay.send(decider, {"account": self._packed()})
+            self._passed_on.ask_again(self.resize)
         return self._succeed()
 
     def _succeed(self) -> str:
@@ -201,9 +232,11 @@ class FollowingRecovery(HasGuests):
             return self._reason
         others = [self._accounts[node] for node in self._relay.hosts if node != self._decider]
         self._live_through(self.excluded.union(*(account["excluded"] for account in others)))
-        heir = DecidingRecovery(self._relay, self._send_here, self._tell, self._replacements)
+        heir = DecidingRecovery(self._relay, self._send_here, self._tell, self._replacements, self._sizes)
+        heir.take_over(self.place, self._released)
         heir.unwanted.update(self.unwanted)
-        self._reason = heir.resume([self._account.packed(self.excluded), *others])
+        self._reason = heir.resume([self._packed(), *others])
+        self._passed_on.ask_again(heir.resize)
         for said in self._early:
             self._reason = self._reason or heir.heard_host(said)
         self.heir = heir
@@ -217,6 +250,8 @@ class FollowingRecovery(HasGuests):
     def heard(self, told: Told) -> str:
         """Pass on what a worker says."""
         rank, message = told.rank, told.message
+        if rank in self._released:
+            return self._reason
         if "arrived" in message:
             self._replacements.ready(rank)
             return self._invite()
@@ -226,6 +261,9 @@ class FollowingRecovery(HasGuests):
         if message.get("open") and not self._account.has_state(rank):
             self._replacements.joined()
             self._relay.rest(is_idle=False)
+        if message.get("open") and "replicas" in message:
+            self.place = message["directory"]
+            self._sizes = self._sizes[0], min(self._sizes[1] or message["replicas"], message["replicas"])
         self._account.heard(rank, message)
         return self._say({"rank": rank, "told": message})
 
@@ -238,6 +276,8 @@ class FollowingRecovery(HasGuests):
 
     def ended(self, rank: int) -> str:
         """Tell that a worker has ended well; one that has not joined cannot."""
+        if rank in self._released:
+            return self._reason
         if not self._account.has_state(rank):
             return self.died(rank, 0, (0, -1), has_report=False)
         self.dismiss()
@@ -250,6 +290,10 @@ class FollowingRecovery(HasGuests):
         """Tell of a death; see `LiveRecovery.died`. What comes of it is heard later."""
         how = {"code": code, "place": place, "has_report": has_report, "reached": reached}
         ending = death_of(code, place, reached, has_report=has_report)
+        if rank in self._released:
+            if code > 0:
+                self._tell(f"rank {rank}, which had left, {ending.what}.")
+            return self._reason
         if rank in self._replacements.guests:
             self._replacements.became_member(rank)
             self._never_came.add(rank)
@@ -260,6 +304,7 @@ class FollowingRecovery(HasGuests):
         if not self._account.has_living():
             self._relay.rest(is_idle=True)
         self._deaths[rank] = ending
+        self._say_of_wish()  # before it can be judged: another one may be started
         self._say({"rank": rank, "died": how})
         return self._invite()
 
@@ -269,20 +314,17 @@ class FollowingRecovery(HasGuests):
 
     def look(self) -> str:
         """Return why the workers cannot go on; empty where they can."""
+        self._say_of_wish()
         return self._reason
+
+    def _say_of_wish(self) -> None:
+        """Tell whether another worker may still join here, where it has been asked for and that has changed."""
+        may_come = self._replacements.is_coming or bool(self._deaths)
+        why_none = None if may_come else self._replacements.why_not or NONE_STARTED
+        said = {"wish": self._wish[0], "why_none": why_none}
+        if self._wish[0] and said != self._said_of_wish:
+            self._said_of_wish = said
+            self._say(said)
 
 
 Recovery = LiveRecovery | FollowingRecovery
-
-
-def recovery_of(
-    spec: LaunchSpec, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None], relay: Relay | None
-) -> Recovery:
-    """Return what decides which deaths the others live through, or asks who does."""
-    if relay is None:
-        replacements = Replacements(spec.workers, spec.spares, spec.max_restarts)
-        sizes = parse_sizes(spec.elastic)
-        return LiveRecovery(spec.ranks, send, tell, replacements, sizes, is_asked=not spec.is_live_usual)
-    numbers = numbers_of(relay.node, relay.spans)
-    replacements = Replacements(spec.workers, spec.spares, spec.max_restarts, numbers)
-    return (DecidingRecovery if relay.node == relay.decider else FollowingRecovery)(relay, send, tell, replacements)

@@ -7,19 +7,21 @@ still run, as nobody can kill them from here. The run's files belong to the lowe
 deciding host as long as a worker lives there that has the state. Where none does, all are started again. If the
 deciding host is lost, the others agree on another one (`nodes.live.succession`), whose launcher goes on from what they
 tell of their workers. Each launcher starts others for its own workers; of one that is ready and has a place the
-deciding one hears, and lets it in. Must not import torch.
+deciding one hears, and lets it in. Somebody who wants more or fewer workers asks any launcher, and the deciding one
+tells each how many are to be on its host. Must not import torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, final
 
 from unisono.launchers.control import Asked
+from unisono.launchers.membership import Membership, Order
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.live_recovery import LiveRecovery
 from unisono.launchers.supervision.replacements import Replacements, node_of
+from unisono.launchers.supervision.resizing import NONE_STARTED, shares
 
-ONE_HOST = "on several hosts the number of workers stays as it is"
 _KILLED = -9
 
 
@@ -65,17 +67,20 @@ class DecidingRecovery(LiveRecovery):
         send: Takes a rank of this host and a message for it.
         tell: Takes what is worth knowing, in words.
         replacements: Says which workers are started for others of this host.
+        sizes: As `LiveRecovery` has them, for all hosts.
     """
 
     def __init__(
         self, relay: Relay, send: Callable[[int, dict[str, Any]], None], tell: Callable[[str], None],
-        replacements: Replacements,
+        replacements: Replacements, sizes: tuple[int, int] = (1, 0),
     ) -> None:  # fmt: skip
         self._relay, ranks = relay, range(relay.spans[-1].stop)
         self._far = {rank for rank in ranks if not self._is_own(rank)}  # that have not ended
         self._state: dict[str, Any] = {}
         self._is_closed = False
-        super().__init__(ranks, self._pass_on, tell, replacements)
+        self._wish, self._shares = 0, dict[int, int]()  # number of the newest one, and what has come of it
+        self._why_none: dict[int, str | None] = {}  # by host: why no other worker is started there; None: one may be
+        super().__init__(ranks, self._pass_on, tell, replacements, sizes)
         self._members = replace(self._members, far=frozenset(self._far))
         self._send_here = send
 
@@ -95,6 +100,11 @@ class DecidingRecovery(LiveRecovery):
         message = said.message
         if "silent" in message:
             return self._lose(said.node)
+        if "ask" in message:
+            answer = lambda found: self._relay.send(said.node, {"answer": found, "to": message["ask"]})  # noqa: E731
+            self.resize(Asked(message["workers"], answer))
+        if message.get("wish") == self._wish:
+            self._why_none[said.node] = message["why_none"]
         rank, told = message.get("rank"), message.get("told", {})  # none: the account of a host that is lost since
         if rank is None or self._node_of(rank) != said.node:
             return ""
@@ -142,12 +152,38 @@ class DecidingRecovery(LiveRecovery):
         return self._shared(super().look())
 
     def resize(self, asked: Asked) -> None:
-        """Refuse it."""
-        asked.answer({"refused": f"{ONE_HOST}."})
+        """As `LiveRecovery.resize`, for the workers of all hosts."""
+        super().resize(asked)
+        self._shared("")
+
+    def _share_out(self) -> None:
+        """Tell each launcher how many workers there are to be on its host."""
+        nodes = [self._node_of(rank) for rank in self._members.active]
+        self._shares, self._why_none = shares(self.wanted, nodes, self._relay.hosts), {}
+        self._wish += 1
+        for node, size in self._shares.items():
+            if node == self._relay.node:
+                self.unwanted.update(self._replacements.resize(size, nodes.count(node)))
+            else:
+                self._relay.send(node, {"wish": self._wish, "wanted": self.wanted, "size": size})
+
+    def _why_short(self) -> str:
+        nodes = [self._node_of(rank) for rank in self._members.active]
+        short = [node for node, size in self._shares.items() if nodes.count(node) < size and node in self._relay.hosts]
+        here = super()._why_short() or None
+        why = {node: here if node == self._relay.node else self._why_none.get(node) for node in short}
+        given = [f"host {node}: {text}" for node, text in why.items() if text is not None]
+        return "; ".join(given or [NONE_STARTED]) if None not in why.values() else ""
 
     def _heard_open(self, rank: int, message: dict[str, Any]) -> str:
+        place = self.place
         reason = super()._heard_open(rank, message)
-        self.place = ""
+        self.place = self.place if self._is_own(rank) else place
+        return reason
+
+    def _do(self, outcome: tuple[Membership, tuple[Order, ...]], *, is_told: bool = True) -> str:
+        reason = super()._do(outcome, is_told=is_told)
+        self._far -= self._released
         return reason
 
     def _lose(self, node: int) -> str:
@@ -159,7 +195,14 @@ class DecidingRecovery(LiveRecovery):
         reason = ""
         for rank in (rank for rank in lost if rank not in self._members.finished):  # nobody waits for those
             reason = reason or self._lose_rank(rank)
+        if self._asked is not None and not reason:
+            self._share_out()  # the others take over what was that host's
         return reason
+
+    def take_over(self, place: str, released: Collection[int]) -> None:
+        """Take in where the run is on this host, and which of its workers have been released."""
+        self.place = place
+        self._released |= {*released}
 
     def resume(self, accounts: Sequence[Mapping[str, Any]]) -> str:
         """Decide from now on, where another launcher has; return why the workers cannot go on, empty where they can.
@@ -170,6 +213,8 @@ class DecidingRecovery(LiveRecovery):
         workers = {int(rank): how for account in accounts for rank, how in account["workers"].items()}
         self.excluded = {rank for account in accounts for rank in account["excluded"]}
         newest = max(accounts, key=lambda account: account["epoch"])
+        self._wish, wanted = max((account["wish"], account["wanted"]) for account in accounts)
+        self.wanted = wanted or self.wanted
         called = [rank for rank, how in workers.items() if not how["waits"]]
         all_ranks = dict.fromkeys((*newest["members"], *self._members.members, *sorted(called)))
         members = tuple(rank for rank in all_ranks if rank not in self.excluded)
@@ -178,7 +223,7 @@ class DecidingRecovery(LiveRecovery):
         known = [(rank, workers[rank]) for rank in members if rank in workers]
         self._far = {rank for rank in (*members, *guests) if rank in workers and not self._is_own(rank)}
         self._members = replace(
-            self._members, members=members, epoch=newest["epoch"], far=frozenset({*self._far, *lost}),
+            self._members, members=members, epoch=newest["epoch"], most=self.wanted, far=frozenset({*self._far, *lost}),
             new=frozenset(rank for rank, how in known if not how["has_state"]),
             is_door=_is_door(newest, workers),
         )  # fmt: skip

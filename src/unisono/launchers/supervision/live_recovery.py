@@ -15,7 +15,7 @@ from unisono.launchers.membership import Form, Halt, Knock, Leave, Membership, O
 from unisono.launchers.supervision.channels import HostSaid, Told
 from unisono.launchers.supervision.guests import Guests, HasGuests, death_of
 from unisono.launchers.supervision.replacements import Replacements
-from unisono.launchers.supervision.resizing import Resizing, ranks_of, why_refused
+from unisono.launchers.supervision.resizing import NONE_STARTED, Resizing, ranks_of, why_refused
 from unisono.launchers.supervision.restarts import Ending
 from unisono.system.words import counted
 
@@ -249,9 +249,17 @@ class LiveRecovery(HasGuests):
         self.wanted = asked.workers
         self._asked = Resizing(asked, members.active)
         self._lost_s = time.monotonic()
-        self.unwanted.update(self._replacements.resize(self.wanted, len(members.active)))
-        self._do(members.resize(self.wanted))
+        self._share_out()
+        self._do(self._members.resize(self.wanted))
         self._invite()
+
+    def _share_out(self) -> None:
+        """Let as many be started as are missing, and end the guests that nobody needs any more."""
+        self.unwanted.update(self._replacements.resize(self.wanted, len(self._members.active)))
+
+    def _why_short(self) -> str:
+        """Return why no more can join; empty as long as one may."""
+        return "" if self._replacements.is_coming else self._replacements.why_not or NONE_STARTED
 
     def _look_at_asked(self) -> None:
         members = self._members
@@ -261,8 +269,7 @@ class LiveRecovery(HasGuests):
             self._asked.fail("the workers are being ended" if members.phase == "left" else "the run is ending")
         elif members.phase == "steady" and not members.new and len(members.active) == self.wanted:
             self._asked.succeed(members.active)
-        elif len(members.active) < self.wanted and not self._replacements.is_coming and not members.new:
-            why = self._replacements.why_not or "one has died, and no other is started (--max-restarts)"
+        elif len(members.active) < self.wanted and not members.new and (why := self._why_short()):
             self._asked.fail(f"there are {len(members.active)} workers, and no more can join: {why}")
         else:
             return

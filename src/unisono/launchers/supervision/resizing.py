@@ -4,10 +4,12 @@ In: how many are wanted, and how many there are. Out: why that cannot be, or wha
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 from unisono.launchers.control import Asked
+
+NONE_STARTED = "one has died, and no other is started (--max-restarts)"
 
 
 def parse_sizes(text: str | None) -> tuple[int, int]:
@@ -24,6 +26,28 @@ def parse_sizes(text: str | None) -> tuple[int, int]:
     if not 1 <= int(least) <= int(most):
         raise ValueError(text)
     return int(least), int(most)
+
+
+def with_least(text: str | None, workers: int) -> str | None:
+    """Return the range with so many workers in it: a restart may begin with fewer than the least."""
+    if text is None:
+        return None
+    least, most = parse_sizes(text)
+    return f"{min(least, workers)}:{most}"
+
+
+def shares(wanted: int, nodes: Sequence[int], hosts: Collection[int]) -> dict[int, int]:
+    """Return how many workers each host is to have, by node rank; more begin where the fewest are.
+
+    Args:
+        wanted: How many there are to be on all hosts.
+        nodes: The node ranks of the members' hosts, in the members' order: those that came last leave.
+        hosts: The hosts that go on, by node rank.
+    """
+    found = {node: nodes[:wanted].count(node) for node in sorted(hosts)}
+    for _ in range(wanted - sum(found.values())):
+        found[min(found, key=lambda node: (found[node], node))] += 1
+    return found
 
 
 def why_refused(workers: Any, least: int, most: int) -> str:
@@ -54,6 +78,32 @@ class Resizing:
     def fail(self, why: str) -> None:
         """Say why there are not."""
         self._asked.answer({"failed": why})
+
+
+@final
+class PassedOn:
+    """Wishes that a launcher has passed on to the one that decides, until it answers; `say` takes words for it."""
+
+    def __init__(self, say: Callable[[dict[str, Any]], Any]) -> None:
+        self._say, self._next = say, 0
+        self._waiting: dict[int, Asked] = {}
+
+    def ask(self, asked: Asked) -> None:
+        """Pass one on."""
+        self._next += 1
+        self._waiting[self._next] = asked
+        self._say({"ask": self._next, "workers": asked.workers})
+
+    def answered(self, number: int, answer: dict[str, Any]) -> None:
+        """Give the answer to who waits for it."""
+        if number in self._waiting:
+            self._waiting.pop(number).answer(answer)
+
+    def ask_again(self, ask: Callable[[Asked], None]) -> None:
+        """Ask what has had no answer again: another launcher decides, which may not have heard of it."""
+        waiting, self._waiting = [*self._waiting.values()], {}
+        for asked in waiting:
+            ask(asked)
 
 
 def ranks_of(ranks: Sequence[int]) -> str:

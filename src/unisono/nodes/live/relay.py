@@ -260,22 +260,18 @@ def check_live(spec: LaunchSpec, plan: NodesPlan) -> LaunchSpec:
     """Return a launch whose workers go on without one that has died only where that is possible on several hosts.
 
     Raises:
-        ConfigError: Their number is to change; or spares could not join.
+        ConfigError: Spares could not join, and bounds could not be held.
     """
     if spec.live != "auto":
         return spec
-    if spec.elastic is not None:
-        raise ConfigError(
-            f"--elastic {spec.elastic} is for workers of one host, whose number may be changed, and there are several "
-            "hosts (--nnodes). Hint: leave it out; --max-restarts and --spares replace workers that die, on each host."
-        )
     if not plan.is_elastic:
         return spec
-    if spec.spares:
-        raise ConfigError(
-            f"--spares {spec.spares} are for workers that go on when one dies, and where hosts come and go (--nnodes "
-            f"{plan.min_nodes}:{plan.max_nodes}) none does. Hint: leave it out, or --nnodes {plan.max_nodes}."
-        )
+    for name, value in ("spares", spec.spares), ("elastic", spec.elastic):
+        if value:
+            raise ConfigError(
+                f"--{name} {value} is for workers that go on when one dies, and where hosts come and go (--nnodes "
+                f"{plan.min_nodes}:{plan.max_nodes}) none does. Hint: leave it out, or --nnodes {plan.max_nodes}."
+            )
     if spec.output != "quiet":
         tell(off(f"hosts come and go (--nnodes {plan.min_nodes}:{plan.max_nodes})"))
     return replace(spec, live="off")
