@@ -178,7 +178,7 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         return {
             name: value for name, value in state_dict_of(_read_directory(path)).items() if isinstance(value, Tensor)
         }
-    if not path.exists():
+    if path.suffix not in SUFFIXES and not path.exists():
         raise ConfigError(
             f"expected a file of weights, a checkpoint or a run directory, got {printable(str(path))!r}, which does "
             "not exist. Hint: the out= of the run (--out), or the path of a file."

@@ -18,7 +18,7 @@ from typing import Any
 
 from unisono.errors import LaunchError
 from unisono.launchers.local import run_local
-from unisono.launchers.spec import FunctionTarget, LaunchSpec, resolve_workers
+from unisono.launchers.spec import SAME_COMMAND, FunctionTarget, LaunchSpec, resolve_workers
 from unisono.launchers.worker.child import LOADING_MARK
 from unisono.options.keywords import meant
 from unisono.world import World
@@ -96,7 +96,7 @@ def launch(
             live=live,
             spares=spares,
             elastic=elastic,
-            again="the same command",
+            again=SAME_COMMAND,
         )
     )
 

@@ -7,6 +7,7 @@ torch.
 from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
+from unisono.launchers.spec import SAME_COMMAND
 from unisono.launchers.supervision.failure import Failure
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, WorkerGroup
@@ -94,7 +95,8 @@ def tell_what_is_kept(group: WorkerGroup) -> None:
     if not group.spec.again:
         return
     if not any(reading.pid for reading in told):
-        tell(f"stopped before a run began; there is nothing that was saved. Again: {group.spec.again}")
+        if group.spec.again != SAME_COMMAND:  # a program that called launch() has the exception itself
+            tell(f"stopped before a run began; nothing has been saved. Again: {group.spec.again}")
         return
     done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
     where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"

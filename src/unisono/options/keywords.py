@@ -154,7 +154,7 @@ def _too_many(given: tuple[object, ...]) -> str:
     if len(given) > 1 and all(hasattr(each, "shape") for each in given):
         return "arrays are one data set: unisono.ArrayDataset(inputs, targets)."
     if len(given) > 1 and any(hasattr(each, "state_dict") for each in given):
-        return "model and optimizer are given before: run.prepare(model, optimizer), or Trainer(run, model, optimizer, ...)."
+        return "models are given before: run.prepare(model, optimizer), or Trainer(run, model, optimizer, ...)."
     return ""
 
 

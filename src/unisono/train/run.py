@@ -43,7 +43,7 @@ from unisono.train.steps.non_finite import NonFinite
 from unisono.train.steps.stepper import Stepper
 from unisono.train.trained_parts import Parts
 
-_TWO = "model, optimizer = run.prepare(model, optimizer, scheduler); a schedule stays what it is, data goes into run.loader."
+_TWO = "model, optimizer = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
 
 
 @final

@@ -20,7 +20,6 @@ from unisono.strategies.base import Micro
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.weighing import read_weight
 
-
 _KINDS = re.compile(r"must have the same dtype, but got (\w+) and (\w+)")
 _DTYPES = {"double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32", "byte": "uint8"}
 

@@ -61,7 +61,8 @@ def check_again(*, is_again: bool) -> None:
     if is_again:
         raise ConfigError(
             "run.prepare() was called a second time: the run would go on with what it was given first. "
-            f"Hint: a Trainer prepares by itself: leave run.prepare() out; several models in one call, by name: {BY_NAME}."
+            "Hint: a Trainer prepares by itself, leave run.prepare() out; several models in one call, by name: "
+            f"{BY_NAME}."
         )
 
 

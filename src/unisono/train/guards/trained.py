@@ -10,10 +10,7 @@ from unisono.world import World
 
 
 def check_trained(run: Any, loss: Any, metrics: Any, callbacks: Any) -> None:
-    """Refuse (`ConfigError`) a class or a name in place of a loss, and one metric or callback in place of several.
-
-    Whatever stands in the place of the run too.
-    """
+    """Refuse (`ConfigError`) what is no run, a class or a name as the loss, one metric or callback for several."""
     if not hasattr(run, "prepare"):
         raise ConfigError(
             f"expected the run first, got {type(run).__name__}. "
