@@ -23,7 +23,7 @@ def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
 
 
 @final
-class Words(str):
+class _Words(str):
     """A message that `KeyError` shows as it is, without quotes."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class Result(dict[str, Any]):
         return cls(found)
 
     def __missing__(self, name: object) -> NoReturn:
-        raise KeyError(Words(f"a result has no {name!r}.{self._instead(name)}"))
+        raise KeyError(_Words(f"a result has no {name!r}.{self._instead(name)}"))
 
     if not TYPE_CHECKING:  # mypy would take any name for one that there is
 

@@ -27,7 +27,6 @@ from unisono.strategies.precision import MixedPrecision
 from unisono.strategies.precisions import precision_of
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
-from unisono.train.guards.names import StepLoss
 from unisono.train.guards.several import check_several
 from unisono.train.guards.unpacked import check_unpacked, cut_our_frames
 from unisono.train.intervals import Every, check_every
@@ -295,7 +294,7 @@ class Run(RunState):
         update: str | None = None,
         embed: Embed | None = None,
     ) -> float:
-        """Do one optimizer step and return the mean loss over the whole batch, a float (no ``.item()``); collective.
+        """Do one optimizer step and return the mean loss over the whole batch, a float (so no ``.item()``); collective.
 
         Args:
             batch: From `steps`; each exactly once, or with several optimizers as often as you like.
@@ -321,7 +320,7 @@ class Run(RunState):
             asked = Objective(loss_function, weight, reduction, update, embed=embed)
             self._objective = checks.check_objective(asked, self.strategy)
         try:
-            return StepLoss((self._stepper or self._need_stepper()).step(batch, self._objective, loss_function))
+            return (self._stepper or self._need_stepper()).step(batch, self._objective, loss_function)
         except Exception as error:
             cut_our_frames(error)
             raise

@@ -59,15 +59,6 @@ def test_a_failed_loss_says_what_it_was_given(run, case):
     assert shown in said and hint in said, said
 
 
-def test_the_loss_of_a_step_is_a_float(run):
-    """It is one in every way; a tensor's names are answered."""
-    loss = trained(run)
-    assert isinstance(loss, float) and repr(loss) == repr(float(loss)) and type(loss + 1) is float
-    assert "'item'. Hint: it is a number: write the loss itself" in told(lambda: loss.item())
-    assert "'backward'. Hint: run.step(batch" in told(lambda: loss.backward())
-    assert not hasattr(loss, "__array__")
-
-
 def trainer(run, **how):
     """Return a trainer of a linear model."""
     model = nn.Linear(4, 3)

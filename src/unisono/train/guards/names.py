@@ -43,22 +43,6 @@ ANSWERS = {
 """By name, what to write."""
 
 
-_IS_FLOAT = "it is a number: write the loss itself, as in total += loss"
-
-
-class StepLoss(float):
-    """The loss that `run.step` returns: a float, which says so where a tensor's names are looked for."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Say what to write in place of `name`."""
-            hint = "" if name.startswith("_") else f" Hint: {_STEPS if name == 'backward' else _IS_FLOAT}."
-            raise AttributeError(f"the loss of run.step() is a float, and has no {name!r}.{hint}", name=name, obj=None)
-
-
 class AnswersNames:
     """Answers for attributes that the class has not."""
 
