@@ -175,14 +175,17 @@ def _with(data: Any, names: Iterable[str], change: Change) -> Any:
     return new
 
 
+_COUNTING = (torch.int64, torch.int32, torch.uint8)
+
+
 def described(batch: Any) -> str:
     """Return dtype and shape of each tensor of a batch, by name; the range of whole numbers, where they lie here."""
     if isinstance(batch, Tensor):
         kind = str(batch.dtype).removeprefix("torch.")
-        is_classes = (
-            not (batch.is_floating_point() or batch.is_complex()) and batch.numel() and batch.device.type == "cpu"
-        )
-        span = f" from {batch.min().item()} to {batch.max().item()}" if is_classes and batch.dtype != torch.bool else ""
+        is_plain = batch.device.type == "cpu" and batch.layout is torch.strided and not batch.is_nested
+        span = ""
+        if is_plain and batch.dtype in _COUNTING and batch.numel():
+            span = f" from {batch.min().item()} to {batch.max().item()}"
         return f"{kind} {tuple(batch.shape)}{span}"
     names = getattr(batch, "_fields", batch if isinstance(batch, dict) else ())
     values = batch.values() if isinstance(batch, dict) else batch if names else ()

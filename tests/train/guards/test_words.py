@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
+from unisono.data.batches import described
 from unisono.observe.result import Result
 
 X, Y = np.zeros((16, 4), np.float32), np.arange(16) % 3
@@ -112,3 +113,12 @@ def test_frames_of_this_package_are_left_out_where_the_message_says_it_all(run):
         run.loader((X, Y), batch_size=8)
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert files == [__file__], files
+
+
+def test_what_has_no_range_is_described_without_one():
+    """An error that is explained is never hidden by another one."""
+    sparse, pair = torch.eye(2, dtype=torch.int64).to_sparse(), {"a": torch.zeros(2, dtype=torch.uint16), "b": "text"}
+    nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)
+    assert described(sparse) == "int64 (2, 2)" and described(pair) == "a uint16 (2,)"
+    assert described(torch.zeros(0, dtype=torch.int64)) == "int64 (0,)" and described(nested).startswith("float32 (2, ")
+    assert described(torch.ones(2, dtype=torch.bool)) == "bool (2,)" and described("text") == ""
