@@ -10,9 +10,11 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
 
 from unisono.environment import integer
 from unisono.errors import WorldError
+from unisono.system.hints import OF_A_WORLD, nearest
 
 _LOOPBACK = "127.0.0.1"
 
@@ -81,6 +83,14 @@ class World:
                 f"expected local_world_size <= world_size, got {self.local_world_size} > {self.world_size} "
                 f"from the variables of {self.launcher!r}."
             )
+
+    if not TYPE_CHECKING:  # mypy would take any name for one that there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what there is in place of what other libraries call `name`."""
+            ours = "is_leader" if name in ("is_main_process", "is_global_zero", "is_master") else OF_A_WORLD.get(name)
+            hint = "" if name[:1] == "_" else f" Hint: world.{ours}." if ours else nearest(name, type(self).__slots__)
+            raise AttributeError(f"a World has no {name!r}.{hint}", name=name, obj=None)
 
     @property
     def is_leader(self) -> bool:

@@ -359,7 +359,8 @@ def test_samples_of_unlike_shapes_are_named(num_workers):
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
         list(fetch_all(fetcher, [Task(5, np.array([1, 2]))], num_workers=num_workers))
     said = "".join(traceback.format_exception(caught.value))
-    assert said.count("while putting samples [1, 2] together. Hint: collate=") == 1
+    assert said.count("while putting samples [1, 2] together. Hint: a sample is made of") == 1
+    assert "collate= pads where shapes differ" in said
 
 
 def test_data_sets_with_a_take_of_another_meaning():

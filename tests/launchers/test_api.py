@@ -124,7 +124,7 @@ def test_notebook(place):
     assert result.returncode == 1
     assert "LaunchError" in result.stderr
     assert "from train import train; unisono.launch(train, ...)" in result.stderr
-    assert "pip install 'unisono[notebook]'" in result.stderr
+    assert "pip install cloudpickle" in result.stderr
 
 
 CELLS = """

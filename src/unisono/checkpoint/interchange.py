@@ -96,6 +96,10 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
             was. No code of the file runs.
         ConfigError: It is of an unknown kind.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"expected the model first, got {type(model).__name__}. Hint: unisono.load_weights(model, 'runs/mine')."
+        )
     fitting, loaded = fit_weights(model, tensors_in(Path(path)), strict=strict, source=str(path))
     write_weights(model, fitting)
     return loaded
@@ -174,6 +178,11 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         return {
             name: value for name, value in state_dict_of(_read_directory(path)).items() if isinstance(value, Tensor)
         }
+    if path.suffix not in SUFFIXES and not path.exists():
+        raise ConfigError(
+            f"expected a file of weights, a checkpoint or a run directory, got {printable(str(path))!r}, which does "
+            "not exist. Hint: the out= of the run (--out), or the path of a file."
+        )
     _check_suffix(path)
     shown = printable(str(path))
     content: Any
@@ -218,6 +227,7 @@ def _read_directory(path: Path) -> State:
 
 
 def _check_suffix(path: Path) -> None:
+    """Refuse (`ConfigError`) another suffix than those of weights."""
     if path.suffix not in SUFFIXES:
         lightning = (
             " Hint: of a checkpoint of Lightning's, write the weights once: "

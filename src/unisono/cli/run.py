@@ -63,6 +63,7 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
     from unisono.nodes.start import start
 
     words = TorchrunWords(**taken(TorchrunWords, given))
+    resolve_workers(given["workers"])  # refuses -np 2, -n as p, before it looks for a script '2'
     target: Target = ProgramTarget(name=script, args=args)
     if words.no_python:
         check_target(target)

@@ -173,3 +173,32 @@ def _with(data: Any, names: Iterable[str], change: Change) -> Any:
         if hasattr(data, name):
             object.__setattr__(new, name, change(getattr(data, name)))  # frozen ones too
     return new
+
+
+_COUNTING = (torch.int64, torch.int32, torch.uint8)
+
+
+def described(batch: Any) -> str:
+    """Return dtype and shape of each tensor of a batch, by name; the range of whole numbers, where they lie here."""
+    if isinstance(batch, Tensor):
+        kind = str(batch.dtype).removeprefix("torch.")
+        is_plain = batch.device.type == "cpu" and batch.layout is torch.strided and not batch.is_nested
+        span = ""
+        if is_plain and batch.dtype in _COUNTING and batch.numel():
+            span = f" from {batch.min().item()} to {batch.max().item()}"
+        return f"{kind} {tuple(batch.shape)}{span}"
+    names = getattr(batch, "_fields", batch if isinstance(batch, dict) else ())
+    values = batch.values() if isinstance(batch, dict) else batch if names else ()
+    found = ((name, described(value)) for name, value in zip(names, values, strict=False))
+    return ", ".join(f"{name} {shown}" for name, shown in found if shown)
+
+
+def uncollated(error: Exception, numbers: list[int], *, is_own: bool) -> str:
+    """Return a note on an error of a function that has put samples together: the program's own, or torch's."""
+    hint = ""
+    if not is_own:
+        hint = (
+            " Hint: a sample is made of tensors, arrays and numbers of one shape each: run.loader(..., transform=...) "
+        )
+        hint += "makes them so" if isinstance(error, TypeError) else "does it, collate= pads where shapes differ"
+    return f"while putting samples {numbers[:9]} together.{hint}"

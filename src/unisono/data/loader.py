@@ -16,7 +16,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from unisono.collectives.placement import parts_of
-from unisono.data.batches import XY
+from unisono.data.batches import XY, uncollated
 from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset, fetch_each_keyed
 from unisono.data.plans.batch_schedule import BatchSchedule
 from unisono.data.plans.plan import Plan
@@ -35,7 +35,6 @@ Transform = Callable[[Any], Any]
 _SLOTS_KEPT = 16  # micro-batches that the rank may hold at a time before they travel as torch sends them
 _TORCHS = {
     "set_epoch": "leave it out: the order follows from seed and epoch",
-    "sampler": "plan= of run.loader says which sample comes when",
     "dataset": "keep the data set in a variable of its own",
     "batch_size": "loader.cuts knows the batch of each step; len(loader) is the number of steps of an epoch",
 }
@@ -53,10 +52,11 @@ def check_dataset(dataset: Any) -> None:
         )
     has_numbers = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not has_numbers or isinstance(dataset, IterableDataset):
-        hint = getattr(
-            dataset, "_loader_hint", "unisono.Stream(source) for items that come in order and have no numbers."
-        )
+        stream = "unisono.Stream(source) for items that come in order and have no numbers."
+        hint = getattr(dataset, "_loader_hint", stream)
         raise ConfigError(f"expected a map-style data set (with __len__ and __getitem__), got {kind}. Hint: {hint}")
+    if kind == "tuple" and all(hasattr(each, "shape") for each in dataset):
+        raise ConfigError("expected one data set, got a tuple of arrays. Hint: unisono.ArrayDataset(inputs, targets).")
     if len(dataset) == 0:
         raise DataError(f"expected at least one sample, got an empty {kind}.")
 
@@ -126,7 +126,7 @@ class Fetcher:
         try:
             return _named((self._collate or default)(samples))
         except Exception as error:
-            error.add_note(f"while putting samples {numbers[:9]} together. Hint: collate= does it where shapes differ")
+            error.add_note(uncollated(error, numbers, is_own=self._collate is not None))
             raise
 
     def _sample(self, epoch: int, index: int) -> Any:

@@ -18,12 +18,12 @@ from typing import Any
 
 from unisono.errors import LaunchError
 from unisono.launchers.local import run_local
-from unisono.launchers.spec import FunctionTarget, LaunchSpec, resolve_workers
+from unisono.launchers.spec import SAME_COMMAND, FunctionTarget, LaunchSpec, resolve_workers
 from unisono.launchers.worker.child import LOADING_MARK
 from unisono.options.keywords import meant
 from unisono.world import World
 
-_OR = "; or pip install 'unisono[notebook]', which sends it as it is"
+_OR = "; or pip install cloudpickle, which sends it as it is"
 
 
 def launch(
@@ -76,7 +76,7 @@ def launch(
             "launch() was called while a worker loads the starting script, which would run it twice. "
             'Hint: put the call under: if __name__ == "__main__":'
         )
-    _check_keywords(fn, kwargs)
+    _check_arguments(fn, args, kwargs)
     imposed = {} if replicas is None or "UNISONO_REPLICAS" in os.environ else {"UNISONO_REPLICAS": str(replicas)}
     if World.current().launcher != "none":
         os.environ.update(imposed)
@@ -96,27 +96,32 @@ def launch(
             live=live,
             spares=spares,
             elastic=elastic,
-            again="the same command",
+            again=SAME_COMMAND,
         )
     )
 
 
-def _check_keywords(fn: Callable[..., object], given: Mapping[str, object]) -> None:
-    """Refuse keywords that neither `launch` nor the function has, before anything is started."""
+def _check_arguments(fn: Callable[..., object], args: tuple[object, ...], given: Mapping[str, object]) -> None:
+    """Refuse keywords that neither `launch` nor the function has, and too few values, before anything is started."""
     if not isinstance(fn, FunctionType):
         return
-    known = inspect.signature(fn, follow_wrapped=False).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        return
+    signature = inspect.signature(fn, follow_wrapped=False)
+    known = signature.parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     ours = [each for each in launch.__annotations__ if each not in ("fn", "args", "kwargs", "return")]
     for name in given:
-        if name not in known:
+        if name not in known and not takes_any:
             told = (
                 ". Hint: launch(function, argument, key=value)."
                 if name in ("args", "kwargs")
                 else meant(name, [*known, *ours])
             )
             raise LaunchError(f"neither launch() nor {fn.__name__}() has {name}={told}")
+    try:
+        signature.bind(*args, **given)
+    except TypeError as error:
+        shown = ", ".join([fn.__name__, *known])
+        raise LaunchError(f"{fn.__name__}(): {error}. Hint: unisono.launch({shown}, workers=...).") from None
 
 
 def describe_function(

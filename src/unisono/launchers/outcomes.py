@@ -7,6 +7,7 @@ torch.
 from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
+from unisono.launchers.spec import SAME_COMMAND
 from unisono.launchers.supervision.failure import Failure
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, WorkerGroup
@@ -89,9 +90,13 @@ def ending_of(group: WorkerGroup, root: Failure, message: str) -> Ending:
 
 
 def tell_what_is_kept(group: WorkerGroup) -> None:
-    """Say how far an interrupted run came, and what goes on with it; nothing of programs in which no run lived."""
+    """Say how far an interrupted run came, and what goes on with it; of programs too in which no run lived."""
     told = [group.last_reading(rank) for rank in group.ranks]
-    if not group.spec.again or not any(reading.pid for reading in told):
+    if not group.spec.again:
+        return
+    if not any(reading.pid for reading in told):
+        if group.spec.again != SAME_COMMAND:  # a program that called launch() has the exception itself
+            tell(f"stopped before a run began; nothing has been saved. Again: {group.spec.again}")
         return
     done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
     where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"

@@ -24,6 +24,7 @@ from unisono.system.machine import count_gpus, usable_cores
 
 OUTPUT_MODES = ("prefix", "leader", "stderr", "quiet")
 BACKENDS = ("shm",)
+SAME_COMMAND = "the same command"  #: `LaunchSpec.again` of a program that called `launch`.
 """What may stand in for gloo in the workers."""
 BACKEND_VARIABLE = "UNISONO_BACKEND"  # tells a worker the module that puts it there
 GRACE_S = 5.0

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 from unisono.errors import DataError
 from unisono.observe.run_json import read_object
+from unisono.system.hints import nearest
 
 _LATER = ("fingerprint", "metrics")  # shown by themselves
 
@@ -19,6 +20,14 @@ def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
         for name, value in rows
     )
     return f'<table><caption style="text-align:left;font-weight:600">{escape(title)}</caption>{cells}</table>'
+
+
+@final
+class _Words(str):
+    """A message that `KeyError` shows as it is, without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 @final
@@ -39,6 +48,23 @@ class Result(dict[str, Any]):
                 f"Hint: start the run again with out={str(run)!r}, it goes on; or name another directory."
             )
         return cls(found)
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise KeyError(_Words(f"a result has no {name!r}.{self._instead(name)}"))
+
+    if not TYPE_CHECKING:  # mypy would take any name for one that there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say that what is asked for is an item."""
+            hint = "" if name.startswith("_") else f" Hint: result[{name!r}]." if name in self else self._instead(name)
+            raise AttributeError(f"a result has no attribute {name!r}.{hint}", name=name, obj=None)
+
+    def _instead(self, name: object) -> str:
+        metrics = self.get("metrics", {})
+        if name in metrics:
+            return f" Hint: result['metrics'][{name!r}]."
+        near = nearest(str(name), [*self, *metrics])
+        return near or f" It has {', '.join(self) or 'nothing yet: the last step is not done'}."
 
     def _repr_html_(self) -> str:
         if not self:

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, UnisonoError
 from unisono.system.hints import nearest_options
+from unisono.system.messages import hide_our_frames
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,11 +86,17 @@ _SETTINGS = {"Run": RUN_ANSWERS, "Trainer": TRAINER_ANSWERS}
 
 _MISSING = {
     "batch_size": "batch_size= counts the samples of one step, over all workers; before it comes the data set itself, "
-    "of a DataLoader its .dataset: run.loader(dataset, batch_size=64).",
+    "of a DataLoader its .dataset: {example}.",
+    "loss": "Trainer(run, model, optimizer, loss=torch.nn.CrossEntropyLoss()); it gets output and target.",
     "optimizer": "model and optimizer are given together, once: model, optimizer = run.prepare(model, optimizer); "
     "Trainer(run, model, optimizer, loss=...).",
 }
 """What to write where an argument is missing that other libraries' functions do not need."""
+
+_EXAMPLES = {
+    "Run.loader": "run.loader(dataset, batch_size=64)",
+    "Trainer.fit": "trainer.fit(dataset, epochs=1, batch_size=64)",
+}
 
 _TAKEN_BY: dict[str, list[str]] = {}  # by keyword: the functions that answer, and have it
 
@@ -117,11 +124,16 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         is_whole = len(args) + len(kwargs) >= len(needed) and by_name <= kwargs.keys()
         if len(args) <= most and kwargs.keys() <= names and is_whole:  # as nearly always
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except UnisonoError as error:
+                hide_our_frames(error)
+                raise
         if len(args) > most:
+            hint = _too_many(args[is_method:]) or f"name the others: {', '.join(named)}."
             raise TypeError(
                 f"{name}() takes {', '.join(placed[is_method:]) or 'nothing'} without a name, got "
-                f"{len(args) - is_method} values. Hint: name the others: {', '.join(named)}."
+                f"{len(args) - is_method} values. Hint: {hint}"
             )
         wrong = [each for each in kwargs if each not in known]
         if found := [f"{each}={_sentence(answers[each])}" for each in wrong if each in answers]:
@@ -130,10 +142,20 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
             raise TypeError(f"{name}() has no {given}={meant(given, [each for each in known if each != 'self'])}")
         missing = [each for each in needed if each not in kwargs and each not in placed[: len(args)]]
         if hint := next((_MISSING[each] for each in missing if each in _MISSING), ""):
-            raise TypeError(f"{name}() needs {' and '.join(missing)}. Hint: {hint}")
+            example = _EXAMPLES.get(name, _EXAMPLES["Run.loader"])
+            raise TypeError(f"{name}() needs {' and '.join(missing)}. Hint: {hint.format(example=example)}")
         return function(*args, **kwargs)
 
     return call
+
+
+def _too_many(given: tuple[object, ...]) -> str:
+    """Return what to write where several values were given in place of one data set; nothing where that is unknown."""
+    if len(given) > 1 and all(hasattr(each, "shape") for each in given):
+        return "arrays are one data set: unisono.ArrayDataset(inputs, targets)."
+    if len(given) > 1 and any(hasattr(each, "state_dict") for each in given):
+        return "models are given before: run.prepare(model, optimizer), or Trainer(run, model, optimizer, ...)."
+    return ""
 
 
 def _sentence(answer: str) -> str:

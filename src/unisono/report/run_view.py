@@ -115,9 +115,9 @@ def by_rank(steps: Mapping[int, list[StepPhases]], world_size: int) -> dict[int,
 def check_run(path: Path) -> None:
     """Refuse what is no run directory."""
     if not (path / "score.json").exists():
-        raise ConfigError(
-            f"expected a run directory with score.json, got {describe_place(path)}. Hint: --out DIR (out=) keeps one."
-        )
+        runs = sorted(str(each.parent) for each in path.glob("*/score.json"))
+        hint = f"name runs in it: {', '.join(runs[:4])}" if runs else "--out DIR (out=) keeps one"
+        raise ConfigError(f"expected a run directory with score.json, got {describe_place(path)}. Hint: {hint}.")
 
 
 def describe_place(path: Path) -> str:

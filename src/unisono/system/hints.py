@@ -62,6 +62,15 @@ ELSEWHERE = {
 """Names of other libraries' modules, each with what to write here."""
 
 
+OF_A_WORLD = {
+    **dict.fromkeys(("global_rank", "process_index", "node_local_rank"), "rank"),
+    **dict.fromkeys(("num_processes", "size", "num_replicas"), "world_size"),
+    **dict.fromkeys(("local_process_index", "local_id"), "local_rank"),
+    **dict.fromkeys(("num_nodes", "nnodes"), "num_nodes"),
+}
+"""Names of accelerate, Lightning and torch for the place of a process, and ours."""
+
+
 def nearest(name: str, known: Iterable[object]) -> str:
     """Return `` Hint: did you mean ...?`` for a name that is none of `known`; nothing where none is near."""
     near = _near(name, [str(other) for other in known])

@@ -6,7 +6,9 @@ while something is loaded that has nothing to do with them.
 
 import contextlib
 import gc
+import re
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 
 from unisono.errors import ConfigError
@@ -24,10 +26,20 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
+def install_line(extra: str) -> str:
+    """Return the command that installs the packages of an extra, however unisono itself came here."""
+    try:
+        known = requires("unisono") or []
+    except PackageNotFoundError:  # a source tree on the path, not installed
+        known = []
+    needed = [each for each in known if re.search(rf"extra == ['\"]{extra}['\"]", each)]
+    return "pip install " + (" ".join(repr(each.partition(";")[0].strip()) for each in needed) or f"'unisono[{extra}]'")
+
+
 def check_there(package: str) -> None:
     """Refuse (`ConfigError`) to go on without a package, whose extra has its name."""
     if find_spec(package) is None:
-        raise ConfigError(f"No module named {package!r}. Hint: pip install 'unisono[{package}]'.")
+        raise ConfigError(f"No module named {package!r}. Hint: {install_line(package)}.")
 
 
 @contextlib.contextmanager
@@ -36,4 +48,4 @@ def needing(extra: str, what: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(f"{what}{error}. Hint: pip install 'unisono[{extra}]'.") from error
+        raise ConfigError(f"{what}{error}. Hint: {install_line(extra)}.") from error

@@ -31,6 +31,19 @@ def is_ours(file: str) -> bool:
     return file.startswith(_OURS)
 
 
+def hide_our_frames(error: Exception) -> None:
+    """Take the frames of this package out of the traceback of an error whose message says it all; others stay."""
+    frames, found = [], error.__traceback__
+    while found is not None:
+        if not is_ours(found.tb_frame.f_code.co_filename):
+            frames.append(found)
+        found = found.tb_next
+    kept = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    error.__traceback__ = kept
+
+
 def interrupted() -> KeyboardInterrupt:
     """Return the exception of a Ctrl-C that has been answered: where it ends the program, Python shows no traceback.
 

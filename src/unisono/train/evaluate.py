@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unisono.collectives.placement import cut
 from unisono.collectives.transport import Transport
-from unisono.data.batches import move
+from unisono.data.batches import described, move
 from unisono.data.loader import Fetcher, Task, fetch_all
 from unisono.data.sampler import permute
 from unisono.determinism.seeding import mix
@@ -82,9 +82,13 @@ def evaluate(
         fetched = fetch_all(fetcher, tasks, num_workers=num_workers)
         for turn, (number, batch) in enumerate(zip(numbers, fetched, strict=True)):
             set_generators(mix(fetcher.seed, "evaluate", number))
-            output, target = _pair(predict(move(batch, device)))
-            for metric in metrics.values() if turn < len(mine) else ():
-                metric.update(output, target)
+            try:
+                output, target = _pair(predict(move(batch, device)))
+                for metric in metrics.values() if turn < len(mine) else ():
+                    metric.update(output, target)
+            except Exception as error:
+                error.add_note(f"while evaluating batch {number + 1} of {num_batches}: {described(batch)}")
+                raise
     return merge_over_ranks(metrics, transport)
 
 

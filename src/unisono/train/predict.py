@@ -35,7 +35,8 @@ def pair_of(micro: Any) -> tuple[Any, Any]:
             what += f" of {', '.join(map(str, micro)) if isinstance(micro, dict) else len(micro)}"
         raise ConfigError(
             f"a trainer expects micro-batches of inputs and targets, got a {what}. "
-            "Hint: fit(collate=) may return (inputs, targets); anything else can be trained with run.step()."
+            "Hint: transform= gets a whole sample and returns one, lambda xy: (change(xy[0]), xy[1]); collate= may "
+            "return (inputs, targets); anything else can be trained with run.step()."
         ) from None
 
 

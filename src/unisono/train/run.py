@@ -42,7 +42,7 @@ from unisono.train.steps.non_finite import NonFinite
 from unisono.train.steps.stepper import Stepper
 from unisono.train.trained_parts import Parts
 
-_TWO = "model, optimizer = run.prepare(model, optimizer, scheduler); the schedule is the object that you have passed."
+_TWO = "model, optimizer = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
 
 
 @final
@@ -294,7 +294,7 @@ class Run(RunState):
         update: str | None = None,
         embed: Embed | None = None,
     ) -> float:
-        """Do one optimizer step and return the mean loss over the whole batch, as a float; collective.
+        """Do one optimizer step and return the mean loss over the whole batch, a float (so no ``.item()``); collective.
 
         Args:
             batch: From `steps`; each exactly once, or with several optimizers as often as you like.

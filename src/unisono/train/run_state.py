@@ -202,5 +202,7 @@ class RunState(AnswersNames):
 
     def _need_stepper(self) -> Stepper:
         if self._stepper is None:
-            raise ConfigError("expected run.prepare(model, optimizer) first.")
+            raise ConfigError(
+                "expected run.prepare(model, optimizer) first. Hint: model, optimizer = run.prepare(model, optimizer)."
+            )
         return self._stepper

@@ -20,9 +20,9 @@ from unisono.train.callbacks.base import Callback, Loop
 from unisono.train.callbacks.chain import Chain
 from unisono.train.evaluated_loss import EvaluatedLoss, LossModule
 from unisono.train.fitting import Evaluation, check_waiting, checked_end, evaluations
-from unisono.train.guards.checks import check_metrics, check_objective, check_one
+from unisono.train.guards.checks import check_objective, check_one
 from unisono.train.guards.names import AnswersNames
-from unisono.train.guards.trained import check_trained
+from unisono.train.guards.trained import check_metrics, check_trained
 from unisono.train.intervals import Every, check_every, due
 from unisono.train.predict import Output, inputs_of, outputs_of, pair_of
 from unisono.train.reporter import Reporter
@@ -73,7 +73,7 @@ class Trainer(AnswersNames):
         callback_deadline_s: float = 300.0,
     ) -> None:
         check_one(model, optimizer)
-        check_trained(loss, metrics, callbacks)
+        check_trained(run, loss, metrics, callbacks)
         self.run = run
         self.model, self.optimizer = run.prepare(model, optimizer, scheduler)
         self.loss = loss

@@ -37,7 +37,7 @@ def first(transport, make, out):
 def test_without_the_package_it_says_what_to_install(monkeypatch, make, package):
     """Where the callback is made, on the leader, which alone needs it."""
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"No module named '{package}'. Hint: pip install 'unisono\[{package}\]'"):
+    with pytest.raises(ConfigError, match=rf"No module named '{package}'. Hint: pip install .*'{package}"):
         make()
     monkeypatch.setattr(HERE, "world", World(rank=1, world_size=2, local_rank=1, local_world_size=2))
     make()

@@ -35,7 +35,7 @@ def load_digits() -> ImageSplits:
     if images.shape != (NUM_SAMPLES, 8, 8) or labels.shape != (NUM_SAMPLES,):
         raise DataError(
             f"expected {NUM_SAMPLES} images of 8 x 8 in scikit-learn's bundled digits, found shape "
-            f"{images.shape}. Hint: install a released scikit-learn, pip install 'unisono[recipes]'."
+            f"{images.shape}. Hint: install a released scikit-learn, pip install scikit-learn."
         )
     # Values are whole numbers from 0 to 16: the division is exact.
     scaled = (images[:, np.newaxis] / LEVELS).astype(np.float32)  # (n, 8, 8) -> (n, 1, 8, 8)
@@ -69,7 +69,7 @@ def _bundled() -> tuple[NDArray[Any], NDArray[Any]]:
     if not files:
         raise DataError(
             f"expected scikit-learn, which carries the digits, found {folders or 'none'}. "
-            "Hint: pip install 'unisono[recipes]'"
+            "Hint: pip install scikit-learn"
         )
     table = np.loadtxt(files[0], delimiter=",")  # 64 pixels and the label in each row
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1]

@@ -62,7 +62,8 @@ def make_loader(
 def last_step(loader: AnyLoader, epochs: int | None, max_steps: int | None, limit: int | None = None) -> int:
     """Return the last step of so many epochs, or of the least limit; of a stream nobody knows it but by a limit."""
     if epochs is None and max_steps is None:
-        raise ConfigError("expected epochs= or max_steps=, got neither. Hint: run.steps(loader, epochs=1).")
+        hint = "run.steps(loader, epochs=1), trainer.fit(..., epochs=1)"
+        raise ConfigError(f"expected epochs= or max_steps=, got neither. Hint: {hint}.")
     whole = sys.maxsize
     if isinstance(loader, StreamLoader):
         loader.epochs = epochs or sys.maxsize

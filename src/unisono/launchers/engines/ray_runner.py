@@ -46,7 +46,7 @@ def run_on_ray(job: RayJob) -> int:
     try:
         import ray
     except ImportError as error:
-        raise LaunchError(f"expected Ray, got {error}. Hint: pip install 'unisono[ray]'.") from error
+        raise LaunchError(f"expected Ray, got {error}. Hint: pip install ray.") from error
     was_running = ray.is_initialized()
     if not was_running:
         runtime = {"working_dir": job.working_dir} if job.working_dir else {}

@@ -148,14 +148,17 @@ def name_of(callback: Callback) -> str:
     return callback.name or type(callback).__name__
 
 
+def _other(given: Any) -> str:
+    if isinstance(given, type):
+        return f"the class {given.__name__}. Hint: an instance: callbacks=[{given.__name__}()]"
+    return f"{type(given).__name__}. Hint: it has every hook as an empty method; override those you need"
+
+
 def check_names(callbacks: list[Callback]) -> None:
     """Refuse (`ConfigError`) what is no callback, and two of one name, whose states could not be told apart."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            raise ConfigError(
-                f"expected callbacks that inherit unisono.Callback, got {type(callback).__name__}. "
-                "Hint: it has every hook as an empty method; override those you need."
-            )
+            raise ConfigError(f"expected callbacks that inherit unisono.Callback, got {_other(callback)}.")
         known = dir(Callback)
         for hook in (name for name in dir(callback) if name.startswith("on_") and name not in known):
             near = difflib.get_close_matches(hook, known, n=1)

@@ -9,11 +9,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from unisono.collectives.places import check_places
 from unisono.data.loader import Loader
 from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import ConfigError
-from unisono.metrics.base import Metric
 from unisono.strategies.base import Strategy, StrategyContext
 from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions, StrategyOptions
@@ -21,7 +19,6 @@ from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.flat import sparse_parameters
 from unisono.system.messages import warn
 from unisono.train.steps.loop import Batch
-from unisono.world import World
 
 BY_NAME = "run.prepare({'G': G, 'D': D}, {'G': torch.optim.Adam(G.parameters()), 'D': ...})"
 _LARGEST = 1 << 62  # as in a checkpoint's manifest
@@ -64,7 +61,8 @@ def check_again(*, is_again: bool) -> None:
     if is_again:
         raise ConfigError(
             "run.prepare() was called a second time: the run would go on with what it was given first. "
-            f"Hint: all models and optimizers in one call, by name: {BY_NAME}."
+            "Hint: a Trainer prepares by itself, leave run.prepare() out; several models in one call, by name: "
+            f"{BY_NAME}."
         )
 
 
@@ -290,21 +288,6 @@ def _check_embed(objective: Objective, strategy: StrategyOptions) -> None:
             f"expected {'a function as embed' if is_plain else 'strategy exact for a loss over the whole batch'}, got "
             f"{got}. Hint: {hint}."
         )
-
-
-def check_metrics(metrics: Mapping[str, Any], world: World) -> None:
-    """Refuse metrics that cannot run on these ranks (`PlaceError`) or not be merged (`ConfigError`)."""
-    check_places(metrics, world, everywhere=True)
-    for name, metric in metrics.items():
-        if not isinstance(metric, Metric):
-            kind = type(metric)
-            is_theirs = kind.__module__.partition(".")[0] == "torchmetrics"
-            hint = (
-                f"unisono.TorchMetric({kind.__name__}(...))"
-                if is_theirs
-                else "its state is merged, see docs/metrics.md"
-            )
-            raise ConfigError(f"expected {name!r} to inherit unisono.Metric, got {kind.__name__}. Hint: {hint}.")
 
 
 def check_detail(detail: bool, strategy: StrategyOptions) -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from unisono.system.hints import nearest
+from unisono.system.hints import OF_A_WORLD, nearest
 
 _SAVES = "it saves by itself, with out=: Run(out=..., checkpoint_every=...); unisono.load_weights reads it"
 _RESUMES = "the same out= goes on where the run stands; run.load_weights(path) fills a model before the first step"
@@ -27,7 +27,8 @@ ANSWERS = {
     **dict.fromkeys(("fit", "train"), _FITS),
     **dict.fromkeys(("log", "log_metrics", "log_dict", "logger", "init_trackers", "trackers"), _RECORDS),
     **dict.fromkeys(("test", "validate", "eval"), "trainer.evaluate(test_set), run.evaluate(data, predict, metrics)"),
-    **dict.fromkeys(("rank", "world_size", "local_rank", "global_rank", "process_index", "num_processes"), "run.world"),
+    **{name: f"run.world.{ours}" for name, ours in OF_A_WORLD.items()},
+    **{name: f"run.world.{name}" for name in ("rank", "world_size", "local_rank", "local_world_size")},
     **dict.fromkeys(("is_leader", "is_main_process", "is_global_zero", "print"), "if run.world.is_leader: print(...)"),
     **dict.fromkeys(("metrics", "callback_metrics", "logged_metrics", "history"), "run.result()['metrics']"),
     **dict.fromkeys(("global_step", "current_epoch", "num_steps", "step_count"), _COUNTS),
@@ -52,4 +53,5 @@ class AnswersNames:
             known = [each for each in dir(type(self)) if not each.startswith("_")]
             answer = ANSWERS.get(name)
             hint = "" if name.startswith("_") else nearest(name, known) if answer is None else f" Hint: {answer}."
-            raise AttributeError(f"a {type(self).__name__} has no {name!r}.{hint}")
+            # with a name of its own, so that Python adds no guess among private names
+            raise AttributeError(f"a {type(self).__name__} has no {name!r}.{hint}", name=name, obj=None)

@@ -3,11 +3,19 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from unisono.collectives.places import check_places
 from unisono.errors import ConfigError
+from unisono.metrics.base import Metric
+from unisono.world import World
 
 
-def check_trained(loss: Any, metrics: Any, callbacks: Any) -> None:
-    """Refuse (`ConfigError`) a class or a name in place of a loss, and one metric or callback in place of several."""
+def check_trained(run: Any, loss: Any, metrics: Any, callbacks: Any) -> None:
+    """Refuse (`ConfigError`) what is no run, a class or a name as the loss, one metric or callback for several."""
+    if not hasattr(run, "prepare"):
+        raise ConfigError(
+            f"expected the run first, got {type(run).__name__}. "
+            "Hint: run = unisono.Run(seed=0, replicas=8); unisono.Trainer(run, model, optimizer, loss=...)."
+        )
     if isinstance(loss, type) or not callable(loss):
         got = f"the class {loss.__name__}" if isinstance(loss, type) else f"{loss!r:.100}"
         hint = f"loss={loss.__name__}()" if isinstance(loss, type) else "loss=torch.nn.CrossEntropyLoss()"
@@ -20,3 +28,21 @@ def check_trained(loss: Any, metrics: Any, callbacks: Any) -> None:
         raise ConfigError(
             f"expected callbacks as a list, got {type(callbacks).__name__}. Hint: callbacks=[...], also of one."
         )
+
+
+def check_metrics(metrics: Mapping[str, Any], world: World) -> None:
+    """Refuse metrics that cannot run on these ranks (`PlaceError`) or not be merged (`ConfigError`)."""
+    check_places(metrics, world, everywhere=True)
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric):
+            is_class = isinstance(metric, type)
+            kind = metric if is_class else type(metric)
+            got, hint = (
+                kind.__name__,
+                "metrics={'accuracy': unisono.Accuracy()}; for one of your own see docs/metrics.md",
+            )
+            if kind.__module__.partition(".")[0] == "torchmetrics":
+                hint = f"unisono.TorchMetric({got}(...))"
+            elif is_class:
+                got, hint = f"the class {got}", f"an instance: {got}()"
+            raise ConfigError(f"expected {name!r} to inherit unisono.Metric, got {got}. Hint: {hint}.")
