@@ -3,7 +3,6 @@
 import contextlib
 import math
 import operator
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,10 +15,9 @@ from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
 from unisono.strategies.base import Micro
+from unisono.strategies.hints import hints, told
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.weighing import read_weight
-
-_CALLED = re.compile(r"missing \d+ required positional arg|takes \d+ positional arg|object is not callable")
 
 
 def checked_loss(loss: Any, step: int, update: str | None = None) -> Tensor:
@@ -117,48 +115,7 @@ def explained(step: int, micro: Micro, replicas: int) -> Iterator[None]:
 
 def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
     """Note on an error where the user's model failed, and what is known of some failures."""
-    size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}"
+    size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}{told(micro.data)}"
     error.add_note(f"in step {step}, replica {micro.replica} of {replicas}, a micro-batch of {size}")
-    if isinstance(error, AttributeError) and error.obj is micro.data:
-        kind, fields = type(micro.data).__name__, getattr(micro.data, "_fields", ())
-        error.add_note(
-            f"Hint: the micro-batch has {' and '.join(f'.{field}' for field in fields)}."
-            if fields
-            else f"Hint: the micro-batch is a {kind}, as the data set's samples are; those of pairs have .x and .y."
-        )
-    if isinstance(error, TypeError) and _CALLED.search(str(error)):
-        error.add_note(
-            "Hint: run.step() calls the loss function with a micro-batch: lambda micro: loss(model(micro.x), micro.y)."
-        )
-    if "more than 1 value per channel" in str(error):
-        error.add_note(
-            "Hint: batch statistics need two samples in every micro-batch. If it is the epoch's short last batch: "
-            "run.loader(..., last='join') adds its samples to the batch before, last='drop' leaves them out. "
-            "Else fewer replicas, a larger batch_size, or GroupNorm."
-        )
-    if "backward through the graph a second time" in str(error):
-        error.add_note(
-            "Hint: run.step() does backward itself, and keeps no graph. What was computed in another micro-batch, "
-            "update or step: compute it again in this loss, or .detach() it."
-        )
-    if "setStorage" in str(error):
-        error.add_note(
-            "Hint: torch's FSDP frees a module's weights after its backward, so a loss that differentiates twice "
-            "(a gradient penalty) needs another strategy, exact for instance."
-        )
-    if type(error).__name__ == "FailOnRecompileLimitHit":
-        error.add_note(
-            "Hint: torch.compile makes code for each shape by itself, so that bits do not depend on which came first; "
-            "there are too many. Write torch.compile(model, dynamic=True), one code for all sizes, or raise "
-            "torch._dynamo.config.recompile_limit before run.prepare."
-        )
-    if isinstance(error, IndexError) and "index out of range in self" in str(error):
-        error.add_note(
-            "Hint: an index in the batch is negative, or not below the num_embeddings of an nn.Embedding. "
-            "TokenFile(vocabulary=num_embeddings) names the token and its place in the file."
-        )
-    if "nference tensor" in str(error):
-        error.add_note(
-            "Hint: the model keeps a tensor that it computed while evaluating. "
-            "Call run.evaluate(..., inference_mode=False), or make it a buffer."
-        )
+    for hint in hints(error, micro.data):
+        error.add_note(hint)
