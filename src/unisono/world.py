@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
 
 from unisono.environment import integer
 from unisono.errors import WorldError
@@ -81,6 +82,14 @@ class World:
                 f"expected local_world_size <= world_size, got {self.local_world_size} > {self.world_size} "
                 f"from the variables of {self.launcher!r}."
             )
+
+    if not TYPE_CHECKING:  # a type checker would take any name for one that there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what there is in place of `name`."""
+            from unisono.system.hints import instead_of_world
+
+            raise AttributeError(f"a World has no {name!r}.{instead_of_world(name, dir(type(self)))}")
 
     @property
     def is_leader(self) -> bool:

@@ -22,7 +22,15 @@ _ORDER = (
     "samples."
 )
 _FORKED = "loader processes are forked, and live as long as run.steps(). Hint: leave it out."
+_PER_WORKER = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "per_device_batch_size", "per_gpu_batch_size",
+    "micro_batch_size", "train_micro_batch_size_per_gpu",
+)  # fmt: skip
 ANSWERS = {
+    **dict.fromkeys(
+        _PER_WORKER,
+        "Hint: batch_size= counts the samples of a step over all workers: 4 workers with 32 each are batch_size=128.",
+    ),
     "collate_fn": "Hint: collate= is the same, from a list of samples to a micro-batch.",
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
@@ -47,11 +55,19 @@ ANSWERS = {
 
 _LAUNCHED = "Hint: the launcher decides it: `unisono run -n 4 script.py`, or unisono.launch(function, workers=4)."
 _DETERMINED = "a run is deterministic by itself. Hint: leave it out."
+_OPTIMIZERS = "Hint: the optimizer takes it: torch.optim.Adam(model.parameters(), lr=0.001)."
+_ACCUMULATED = (
+    "Hint: replicas= counts the micro-batches of a step over all workers, and batch_size= its samples: 4 micro-batches "
+    "of 32 samples on each of 2 workers are Run(replicas=8) and batch_size=256."
+)
 _LOGGED = "Hint: callbacks.TensorBoard(), MLflow() or WandB() of a Trainer; run.record(name=value) in your own loop."
 RUN_ANSWERS = {
     **dict.fromkeys(("devices", "num_nodes", "workers", "num_processes", "world_size", "nprocs"), _LAUNCHED),
     **dict.fromkeys(("deterministic", "benchmark", "use_seedable_sampler"), _DETERMINED),
     **dict.fromkeys(("log_with", "logger", "loggers", "report_to"), _LOGGED),
+    **dict.fromkeys(("lr", "learning_rate", "weight_decay", "momentum", "betas"), _OPTIMIZERS),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), _ACCUMULATED),
+    **dict.fromkeys(("model", "optimizer", "scheduler"), "Hint: model, optimizer = run.prepare(model, optimizer)."),
     **dict.fromkeys(
         ("max_epochs", "num_train_epochs", "epochs"), "Hint: run.steps(loader, epochs=...), or Trainer.fit(epochs=...)."
     ),
@@ -76,11 +92,34 @@ TRAINER_ANSWERS = {
         ("optimizers", "tokenizer", "data_collator"), "Hint: Trainer(run, model, optimizer, loss=...); collate= of fit."
     ),
     **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), "Hint: Run(clip_norm=...)."),
-    "accelerator": RUN_ANSWERS["accelerator"],
+    **{
+        name: RUN_ANSWERS[name]
+        for name in (
+            "accelerator",
+            "lr",
+            "learning_rate",
+            "weight_decay",
+            "gradient_accumulation_steps",
+            "accumulate_grad_batches",
+        )
+    },
 }
 """The same, given to `Trainer`."""
 
-_SETTINGS = {"Run": RUN_ANSWERS, "Trainer": TRAINER_ANSWERS}
+POLICY_ANSWERS = {
+    "monitor": "Hint: best='test_accuracy'.",
+    "mode": "Hint: best_mode='max' or 'min'.",
+    "verbose": "Hint: leave it out.",
+    **dict.fromkeys(("save_top_k", "max_to_keep", "save_total_limit", "total_limit"), "Hint: keep=2: the newest two."),
+    **dict.fromkeys(("dirpath", "filename", "save_last"), "Hint: Run(out='runs/mine'); the newest is always kept."),
+    **dict.fromkeys(
+        ("every_n_train_steps", "every_n_epochs", "save_steps", "save_strategy"),
+        "Hint: Run(checkpoint_every=500): steps; left out: epochs.",
+    ),
+}
+"""The same, given to `CheckpointPolicy`."""
+
+_SETTINGS = {"Run": RUN_ANSWERS, "Trainer": TRAINER_ANSWERS, "CheckpointPolicy": POLICY_ANSWERS}
 
 
 _MISSING = {
@@ -88,6 +127,8 @@ _MISSING = {
     "of a DataLoader its .dataset: run.loader(dataset, batch_size=64).",
     "optimizer": "model and optimizer are given together, once: model, optimizer = run.prepare(model, optimizer); "
     "Trainer(run, model, optimizer, loss=...).",
+    "loss": "a function of output and target: Trainer(run, model, optimizer, loss=torch.nn.CrossEntropyLoss()).",
+    "metrics": "run.evaluate(test_set, lambda micro: (model(micro.x), micro.y), {'accuracy': unisono.Accuracy()}).",
 }
 """What to write where an argument is missing that other libraries' functions do not need."""
 
@@ -119,9 +160,11 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
         if len(args) <= most and kwargs.keys() <= names and is_whole:  # as nearly always
             return function(*args, **kwargs)
         if len(args) > most:
+            pair = "inputs and targets are one data set: unisono.ArrayDataset(inputs, targets). Then "
+            is_pair = "num_workers" in known and hasattr(args[most], "shape")
             raise TypeError(
                 f"{name}() takes {', '.join(placed[is_method:]) or 'nothing'} without a name, got "
-                f"{len(args) - is_method} values. Hint: name the others: {', '.join(named)}."
+                f"{len(args) - is_method} values. Hint: {pair * is_pair}name the others: {', '.join(named)}."
             )
         wrong = [each for each in kwargs if each not in known]
         if found := [f"{each}={_sentence(answers[each])}" for each in wrong if each in answers]:
@@ -131,9 +174,17 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
         missing = [each for each in needed if each not in kwargs and each not in placed[: len(args)]]
         if hint := next((_MISSING[each] for each in missing if each in _MISSING), ""):
             raise TypeError(f"{name}() needs {' and '.join(missing)}. Hint: {hint}")
+        if missing:
+            raise TypeError(f"{name}() needs {' and '.join(missing)}.")
         return function(*args, **kwargs)
 
     return call
+
+
+def answers_init(kind: type[T]) -> type[T]:
+    """Let a class answer keywords that its ``__init__`` does not have."""
+    kind.__init__ = answers_keywords(kind.__init__)  # type: ignore[method-assign]
+    return kind
 
 
 def _sentence(answer: str) -> str:

@@ -62,6 +62,24 @@ ELSEWHERE = {
 """Names of other libraries' modules, each with what to write here."""
 
 
+_OF_A_WORLD = {
+    **dict.fromkeys(("is_main_process", "is_global_zero", "is_main", "is_rank_zero", "is_master"), "is_leader"),
+    **dict.fromkeys(("size", "num_processes", "nprocs", "num_workers"), "world_size"),
+    **dict.fromkeys(("process_index", "global_rank", "id", "index"), "rank"),
+    "local_process_index": "local_rank",
+    "device": "run.device",
+}
+"""Names of other libraries for what a `World` says, and ours."""
+
+
+def instead_of_world(name: str, known: Iterable[str]) -> str:
+    """Return `` Hint: ...`` for a name that a `World` does not have."""
+    if name[:1] == "_":
+        return ""
+    ours = _OF_A_WORLD.get(name, "")
+    return f" Hint: {ours}." if ours else nearest(name, [each for each in known if each[:1] != "_"])
+
+
 def nearest(name: str, known: Iterable[object]) -> str:
     """Return `` Hint: did you mean ...?`` for a name that is none of `known`; nothing where none is near."""
     near = _near(name, [str(other) for other in known])
