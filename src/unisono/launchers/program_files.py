@@ -17,6 +17,7 @@ _OTHER_KINDS = {
     ".toml": ("a TOML file", "unisono train --config {path} for a recipe's settings; else the path of a script."),
     ".yaml": ("a YAML file", "give the path of the script; its settings come after it."),
     ".yml": ("a YAML file", "give the path of the script; its settings come after it."),
+    ".sh": ("a shell script", "write its `unisono run` line; --no-python {path} starts the script on each worker."),
     ".csv": ("a table", "give the path of the script."),
     ".pt": ("saved weights", "give the path of the script."),
     ".pyc": ("a compiled file", "give the path of its .py file."),
@@ -56,7 +57,11 @@ def _meant(typed: str) -> str:
         return f"{typed} is a program: --no-python {typed} starts it as it is."
     if os.path.isfile(f"{typed}.py"):
         return f"{typed}.py is there."
-    return _GIVE_PATH
+    from unisono.system.hints import nearest  # loads what a right path does not need
+
+    place = Path(typed).parent
+    there = [str(path) for path in place.glob("*.py")] if place.is_dir() else []
+    return nearest(str(Path(typed)), there).removeprefix(" Hint: ") or _GIVE_PATH
 
 
 def _kind_of(path: Path) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-_CUTOFF = 0.5
+_CUTOFF = 0.62
 # What is nearly as near as the nearest may be meant as well: dpp is ddp or dp.
 _AS_NEAR = 5 / 6
 _OTHER_WORDS = {
@@ -20,6 +20,9 @@ _OTHER_WORDS = {
         "default-root-dir",
         "project-dir",
         "resume",
+        "save",
+        "save-path",
+        "model-dir",
     ),
     "clip-norm": ("max-grad-norm", "grad-clip", "clip-grad", "gradient-clip-val"),
     "workers": ("num-processes", "nproc-per-node", "nproc", "nprocs", "num-gpus", "world-size", "np"),
