@@ -255,7 +255,7 @@ def test_python_m_unisono_is_unisono():
         ("verify train.py --lr 3", "Hint: what the script itself takes stands behind --: train.py -- --lr 3."),
         ("verify digits --workers 1-3", "got '1-3'. Hint: 1,2,3."),
         ("run trian.py", "Hint: did you mean 'train.py'?"),
-        ("run all.sh", "got a shell script. Hint: write its `unisono run` line"),
+        ("run all.sh", "got a shell script. Hint: give the path of the Python script that it starts."),
         ("run --live train.py", "Hint: --live auto train.py."),
         ("watch runs", "a directory without such a file. Hint: one of its runs: runs/a."),
         ("report runs", "Hint: one of its runs: runs/a."),

@@ -103,8 +103,8 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
         if given_away:
             line = shlex.join([*given_away, *(["-m"] if is_module else []), script, *others])
             tell(
-                f"{shlex.join(given_away)} stands behind {script}, so the script is given it, and this launch is not. "
-                f"Hint: if it is meant for unisono: unisono run {line}"
+                f"{script} is given {shlex.join(given_away)}: the launcher does not read what stands behind. "
+                f"Hint: for the launcher: unisono run {line}"
             )
     devices = resolve_devices(given.pop("gpus"), os.environ)
     hosts = taken(NodesOptions, given)

@@ -17,7 +17,6 @@ _OTHER_KINDS = {
     ".toml": ("a TOML file", "unisono train --config {path} for a recipe's settings; else the path of a script."),
     ".yaml": ("a YAML file", "give the path of the script; its settings come after it."),
     ".yml": ("a YAML file", "give the path of the script; its settings come after it."),
-    ".sh": ("a shell script", "write its `unisono run` line; --no-python {path} starts the script on each worker."),
     ".csv": ("a table", "give the path of the script."),
     ".pt": ("saved weights", "give the path of the script."),
     ".pyc": ("a compiled file", "give the path of its .py file."),
@@ -75,4 +74,6 @@ def _kind_of(path: Path) -> tuple[str, str]:
         return f"a program for {first[2:].decode(errors='replace').strip()}", "--no-python {path} starts it as it is."
     if b"\0" in head:
         return "a file that is no text", "give the path of the script; --no-python starts a program of any kind."
+    if path.suffix == ".sh":
+        return "a shell script", "give the path of the Python script that it starts."
     return "", ""
