@@ -1,6 +1,8 @@
 """A process learns who it is from its launcher's variables, and never guesses."""
 
+import copy
 import dataclasses
+import pickle
 from types import MappingProxyType
 
 import pytest
@@ -280,6 +282,22 @@ def test_current_reads_the_process_environment(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("UNISONO_RENDEZVOUS", raising=False)
     assert World.current().rank == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("local_rnk", "did you mean 'local_rank'"),
+        ("is_main_process", "world.is_leader"),
+        ("size", "world.world_size"),
+        ("_x", "$"),
+    ],
+)
+def test_names_of_others_are_answered(name, said):
+    """With what a world is asked for here; copies and pickles of one are what they were."""
+    with pytest.raises(AttributeError, match=rf"^a World has no '{name}'\.( Hint: )?{said}"):
+        getattr(World(), name)
+    assert copy.deepcopy(World()) == pickle.loads(pickle.dumps(World())) == World()
 
 
 @pytest.mark.parametrize("text", ["", "2", "-0.1", "nan", "1.5", "often", "1e3"])

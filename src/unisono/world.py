@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from unisono.environment import integer
 from unisono.errors import WorldError
-from unisono.system.hints import OF_A_WORLD, nearest
 
 _LOOPBACK = "127.0.0.1"
 
@@ -84,13 +83,13 @@ class World:
                 f"from the variables of {self.launcher!r}."
             )
 
-    if not TYPE_CHECKING:  # mypy would take any name for one that there is
+    if not TYPE_CHECKING:  # a type checker would take any name for one that there is
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what there is in place of what other libraries call `name`."""
-            ours = "is_leader" if name in ("is_main_process", "is_global_zero", "is_master") else OF_A_WORLD.get(name)
-            hint = "" if name[:1] == "_" else f" Hint: world.{ours}." if ours else nearest(name, type(self).__slots__)
-            raise AttributeError(f"a World has no {name!r}.{hint}", name=name, obj=None)
+            """Say what there is in place of `name`."""
+            from unisono.system.hints import instead_of_world
+
+            raise AttributeError(f"a World has no {name!r}.{instead_of_world(name, dir(type(self)))}")
 
     @property
     def is_leader(self) -> bool:

@@ -141,6 +141,12 @@ def test_extra_state_is_exported_where_it_can_be(tmp_path):
 def test_files_of_another_kind(saved, tmp_path):
     """An unknown suffix, a missing directory, a missing file and an empty run are refused by name."""
     _, state = read(saved[1])
+    with pytest.raises(
+        ConfigError, match=r"got str as the model and Linear as the path. Hint: unisono\.load_weights\("
+    ):
+        load_weights("runs/mine", nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match=r"got 'runs/none' \(in '.*'\), where nothing is\. Hint: "):
+        load_weights(nn.Linear(1, 1), "runs/none")
     with pytest.raises(ConfigError, match=r"ends in \.pt.*got 'x\.npz'"):
         export_weights(state, tmp_path / "x.npz")
     with pytest.raises(ConfigError, match="there is no"):

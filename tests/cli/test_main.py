@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from unisono import __version__
 from unisono.cli import completion
 from unisono.cli.main import _NO_VERBS, VERBS, main, unisono
+from unisono.cli.run import run, split_own
 from unisono.recipes.catalog import RECIPES
 
 # One process for all: each is answered in it, and afterwards torch must not have been loaded.
@@ -237,3 +238,52 @@ def test_python_m_unisono_is_unisono():
         assert (module.returncode, module.stdout, module.stderr) == (script.returncode, script.stdout, script.stderr)
     assert [module.returncode for module, _ in answers] == [0, 2]
     assert answers[0][0].stdout.startswith("unisono, version ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("help train", "Hint: unisono train --help."),
+        ("train digits epochs=3", "(epochs=3). Hint: --epochs 3."),
+        ("train digits mnist", "(mnist). Hint: options are written --NAME VALUE."),
+        ("train digits --optimizer adam", "A recipe's --preset chooses it"),
+        ("train digits --zzz 3", "No such option '--zzz'.\n"),
+        ("train digits --save runs/a", "Did you mean '--out'?"),
+        ("checkpoint runs/a", "No such command 'runs/a'. Hint: unisono checkpoint list runs/a."),
+        ("checkpoint lst runs/a", "did you mean 'list'?"),
+        ("checkpoint list model.pt", "Hint: the run's directory comes first, the DIR of --out."),
+        ("verify train.py --lr 3", "Hint: what the script itself takes stands behind --: train.py -- --lr 3."),
+        ("verify digits --workers 1-3", "got '1-3'. Hint: 1,2,3."),
+        ("run trian.py", "Hint: did you mean 'train.py'?"),
+        ("run all.sh", "got a shell script. Hint: give the path of the Python script that it starts."),
+        ("run --live train.py", "Hint: --live auto train.py."),
+        ("watch runs", "a directory without such a file. Hint: one of its runs: runs/a."),
+        ("report runs", "Hint: one of its runs: runs/a."),
+    ],
+)
+def test_slips_of_the_first_hour_are_answered_with_what_to_type(typed, said, tmp_path, monkeypatch, capsys):
+    """Words in another order, options without their dashes, a directory of runs in place of a run."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("train.py", "print(1)\n"), ("all.sh", "unisono run train.py\n"), ("runs/a/score.json", "{}")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "argv", ["unisono", *typed.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours", "others"),
+    [
+        ("-n 2 --lr 3", ["-n", "2"], ["--lr", "3"]),
+        ("--epochs 3 --max_restarts=2 --standalone x", ["--max_restarts=2", "--standalone"], ["--epochs", "3", "x"]),
+        ("--threads 2 --help -m a", [], ["--threads", "2", "--help", "-m", "a"]),
+    ],
+)
+def test_options_of_the_launcher_behind_a_script_that_does_not_say_them(typed, ours, others, tmp_path):
+    """With their values; ``__name__`` in the script is no ``-n``, and what it says itself stays its own."""
+    script = tmp_path / "train.py"
+    script.write_text('parser.add_argument("--threads")\nif __name__ == "__main__":\n    main()\n')
+    assert split_own(str(script), tuple(typed.split()), run.params) == (ours, others)

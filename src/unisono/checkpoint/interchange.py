@@ -96,13 +96,19 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
             was. No code of the file runs.
         ConfigError: It is of an unknown kind.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"expected the model first, got {type(model).__name__}. Hint: unisono.load_weights(model, 'runs/mine')."
-        )
+    check_order(model, path, "unisono.load_weights(model, path)")
     fitting, loaded = fit_weights(model, tensors_in(Path(path)), strict=strict, source=str(path))
     write_weights(model, fitting)
     return loaded
+
+
+def check_order(model: Any, path: Any, line: str) -> None:
+    """Refuse (`ConfigError`) a model and a path of which one stands in the other's place."""
+    if not isinstance(model, nn.Module) or isinstance(path, nn.Module):
+        raise ConfigError(
+            f"expected a model and a path, got {type(model).__name__} as the model and {type(path).__name__} as the "
+            f"path. Hint: {line}."
+        )
 
 
 def fit_weights(
@@ -179,9 +185,9 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
             name: value for name, value in state_dict_of(_read_directory(path)).items() if isinstance(value, Tensor)
         }
     if path.suffix not in SUFFIXES and not path.exists():
-        raise ConfigError(
-            f"expected a file of weights, a checkpoint or a run directory, got {printable(str(path))!r}, which does "
-            "not exist. Hint: the out= of the run (--out), or the path of a file."
+        raise CheckpointError(
+            f"expected a run directory, a checkpoint's directory or a file of weights, got {printable(str(path))!r} "
+            f"(in {str(Path.cwd())!r}), where nothing is. Hint: check the path; a run keeps what it saves in its out=."
         )
     _check_suffix(path)
     shown = printable(str(path))
@@ -220,7 +226,10 @@ def _read_directory(path: Path) -> State:
         return read(path)[1]
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not list_steps(directory):
-        raise CheckpointError(f"{printable(str(path))} holds no checkpoint.")
+        raise CheckpointError(
+            f"{printable(str(path))} holds no checkpoint. Hint: give the out= of a run that has saved one: its first "
+            "epoch is over, or checkpoint_every= steps."
+        )
     newest, _ = newest_valid(directory)
     assert newest is not None
     return read(newest)[1]

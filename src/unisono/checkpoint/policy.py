@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.errors import ConfigError
+from unisono.options.keywords import answers_init
 from unisono.options.quantities import BYTES, KEPT, STEPS, settle, shown
 
 MODES = ("max", "min")
@@ -11,6 +12,7 @@ WHEN_BUSY = ("wait", "skip")
 DOUBLING = "doubling"
 
 
+@answers_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
     """How a run keeps its checkpoints.

@@ -1,7 +1,7 @@
 """``unisono checkpoint``: list, verify, rehearse, export and prune what a run has saved."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import click
 
@@ -18,7 +18,22 @@ if TYPE_CHECKING:
 _DIRECTORY = click.argument("directory", type=RUN, metavar="DIR")
 
 
-@click.group(short_help="Look after what a run has saved.")
+@final
+class _Verbs(click.Group):
+    """Its commands come before the directory: says so where a directory comes first."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            from unisono.system.hints import nearest
+
+            what = f" Hint: unisono checkpoint list {args[0]}." if "/" in args[0] else nearest(args[0], self.commands)
+            ctx.fail(f"No such command {args[0]!r}.{what or ' Commands: ' + ', '.join(sorted(self.commands)) + '.'}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Verbs, short_help="Look after what a run has saved.")
 def checkpoint() -> None:
     """Look after the checkpoints of a run; DIR is its run directory, or the checkpoints/ in it.
 

@@ -67,6 +67,7 @@ _NO_OPTIONS = {
     "--config-file": "accelerate's file is not read: -n says how many processes, --nnodes how many hosts.",
     "--multi-gpu": "-n says how many processes; each has a GPU of its own where there are GPUs.",
     "--accelerator": "GPUs are used where there are any; --gpus says which.",
+    "--optimizer": "A recipe's --preset chooses it; a script of your own makes it, and gives it to run.prepare.",
     "-v": "unisono --version; there is no verbose output.",
 }
 """Options of other programs, and what is done here."""
@@ -116,6 +117,8 @@ def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
     """Return an error of click's with what to write: for an option that there is not, or something that is missing."""
     if isinstance(error, click.NoSuchOption):
         return click.UsageError(f"No such option {error.option_name!r}. {_meant_option(error)}".strip(), ctx=error.ctx)
+    if error.message.startswith("Got unexpected extra argument") and isinstance(error, click.UsageError):
+        return click.UsageError(f"{error.message}.{_meant_argument(error)}", ctx=error.ctx)
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
         from unisono.cli.output.examples import EXAMPLES
 
@@ -124,6 +127,17 @@ def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
         hint = f" Example: {examples[0]}" if examples and "\n" not in told else ""  # lists of recipes say enough
         return click.UsageError(f"{told}{hint}", ctx=error.ctx)
     return error
+
+
+def _meant_argument(error: click.UsageError) -> str:
+    """Return a hint for a word too many: an option without its dashes, as ``epochs=3`` or ``epochs 3``."""
+    from unisono.system.hints import nearest_options
+
+    words = error.message[error.message.index("(") + 1 : error.message.rindex(")")].replace("=", " ").split()
+    parameters = error.ctx.command.get_params(error.ctx) if error.ctx else []
+    known = [flag for each in parameters if not getattr(each, "hidden", False) for flag in each.opts]
+    named = [flag for flag in nearest_options(f"--{words[0]}", known) if flag[2:] in words[0].replace("_", "-")]
+    return f" Hint: {' '.join([*named[:1], *words[1:2]])}." if named else " Hint: options are written --NAME VALUE."
 
 
 def _meant_option(error: click.NoSuchOption) -> str:

@@ -5,7 +5,10 @@ runs.
 """
 
 import os
+import re
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,44 @@ from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
 from unisono.system.machine import resolve_devices
 
-_OWN = ("-n", "--nproc-per-node", "--nproc_per_node", "--nnodes", "--max-restarts", "--live")
-"""What is meant for the launcher where it stands behind a script that does not say it."""
+_NOT_MEANT = ("-m", "--module", "-h", "--help", "--help-all", "--version")
+"""Options of the launcher that a script behind it mostly has too."""
 
 
 def says(script: str, option: str) -> bool:
     """Whether the source of a script names an option; of a module, or a file that cannot be read, it is taken to."""
     try:
-        return option.replace("_", "-") in Path(script).read_text(errors="replace").replace("_", "-")
+        source = Path(script).read_text(errors="replace").replace("_", "-")
     except OSError:
         return True
+    return re.search(rf"(?<![\w-]){re.escape(option.replace('_', '-'))}(?![\w-])", source) is not None
+
+
+def split_own(script: str, args: tuple[str, ...], options: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:
+    """Return what of a script's arguments is meant for the launcher, and the others.
+
+    Meant are options of the launcher that the script does not say, with their values.
+    """
+    takes_value = {
+        flag: not getattr(each, "is_flag", False)
+        for each in options
+        for flag in each.opts
+        if flag.startswith("-") and flag not in _NOT_MEANT
+    }
+    ours: list[str] = []
+    others: list[str] = []
+    left = list(args)
+    while left:
+        arg = left.pop(0)
+        flag, is_joined, _ = arg.partition("=")
+        name = flag.replace("_", "-")
+        if name not in takes_value or says(script, name):
+            others.append(arg)
+            continue
+        ours.append(arg)
+        if takes_value[name] and not is_joined and left and not left[0].startswith("-"):
+            ours.append(left.pop(0))
+    return ours, others
 
 
 @click.command(
@@ -69,10 +100,12 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
         check_target(target)
     else:
         target = find_program(script, args, is_module=is_module)
-        if given_away := next((arg for arg in args if arg in _OWN and not says(script, arg)), None):
+        given_away, others = split_own(script, args, run.params)
+        if given_away:
+            line = shlex.join([*given_away, *(["-m"] if is_module else []), script, *others])
             tell(
-                f"{given_away} stands behind {script}, so the script is given it, and this launch is not. "
-                f"If it is meant for unisono: unisono run {given_away} ... {script}"
+                f"{script} is given {shlex.join(given_away)}: the launcher does not read what stands behind. "
+                f"Hint: for the launcher: unisono run {line}"
             )
     devices = resolve_devices(given.pop("gpus"), os.environ)
     hosts = taken(NodesOptions, given)

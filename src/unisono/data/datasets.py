@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -105,6 +105,21 @@ def _joined(parts: list[Any]) -> Any:
         f"expected tensors from fetch_keyed, got {type(first).__name__}, of which several samples cannot be made one "
         "micro-batch. Hint: for this plan, a data set with __getitem__ alone."
     )
+
+
+def refuse_bare_arrays(dataset: Any) -> None:
+    """Refuse (`ConfigError`) arrays of inputs and targets that are a tuple, or have names, in place of a data set."""
+    by_name = isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
+    arrays = list(dataset.values()) if by_name else dataset
+    if not by_name and not (isinstance(dataset, tuple) and len(dataset) in (2, 3)):  # more of them are samples
+        return
+    if not all(getattr(each, "ndim", 0) > 0 for each in arrays) or len(lengths := set(map(len, arrays))) != 1:
+        return
+    if by_name or max(lengths) > len(arrays):
+        raise ConfigError(
+            f"expected a data set, got a {type(dataset).__name__} of {len(arrays)} arrays. "
+            "Hint: unisono.ArrayDataset(inputs, targets) makes them one: sample i is row i of each."
+        )
 
 
 @final

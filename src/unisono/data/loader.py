@@ -16,6 +16,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from unisono.collectives.placement import parts_of
+from unisono.data import datasets
 from unisono.data.batches import XY, uncollated
 from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset, fetch_each_keyed
 from unisono.data.plans.batch_schedule import BatchSchedule
@@ -55,8 +56,7 @@ def check_dataset(dataset: Any) -> None:
         stream = "unisono.Stream(source) for items that come in order and have no numbers."
         hint = getattr(dataset, "_loader_hint", stream)
         raise ConfigError(f"expected a map-style data set (with __len__ and __getitem__), got {kind}. Hint: {hint}")
-    if kind == "tuple" and all(hasattr(each, "shape") for each in dataset):
-        raise ConfigError("expected one data set, got a tuple of arrays. Hint: unisono.ArrayDataset(inputs, targets).")
+    datasets.refuse_bare_arrays(dataset)
     if len(dataset) == 0:
         raise DataError(f"expected at least one sample, got an empty {kind}.")
 

@@ -73,7 +73,9 @@ def check_target(target: str, args: Sequence[str], options: Mapping[str, Any], a
     if is_script(target):
         for name, value in options.items():
             if value is not None and name not in allowed:
-                raise ConfigError(f"{flag_of(name)} is for recipes; {target} sets it itself.")
+                own = f"{flag_of(name)} {' '.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+                hint = f"Hint: what the script itself takes stands behind --: {target} -- {own}."
+                raise ConfigError(f"{flag_of(name)} is for recipes; {target} sets it itself. {hint}")
         check_script(ScriptTarget(path=target))
     elif target not in RECIPES:
         hint = nearest(target, RECIPES) or " Hint: a script is written as FILE.py, or with its directory."

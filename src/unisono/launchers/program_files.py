@@ -56,7 +56,11 @@ def _meant(typed: str) -> str:
         return f"{typed} is a program: --no-python {typed} starts it as it is."
     if os.path.isfile(f"{typed}.py"):
         return f"{typed}.py is there."
-    return _GIVE_PATH
+    from unisono.system.hints import nearest  # loads what a right path does not need
+
+    place = Path(typed).parent
+    there = [str(path) for path in place.glob("*.py")] if place.is_dir() else []
+    return nearest(str(Path(typed)), there).removeprefix(" Hint: ") or _GIVE_PATH
 
 
 def _kind_of(path: Path) -> tuple[str, str]:
@@ -70,4 +74,6 @@ def _kind_of(path: Path) -> tuple[str, str]:
         return f"a program for {first[2:].decode(errors='replace').strip()}", "--no-python {path} starts it as it is."
     if b"\0" in head:
         return "a file that is no text", "give the path of the script; --no-python starts a program of any kind."
+    if path.suffix == ".sh":
+        return "a shell script", "give the path of the Python script that it starts."
     return "", ""

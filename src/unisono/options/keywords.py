@@ -23,7 +23,15 @@ _ORDER = (
     "samples."
 )
 _FORKED = "loader processes are forked, and live as long as run.steps(). Hint: leave it out."
+_PER_WORKER = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "per_device_batch_size", "per_gpu_batch_size",
+    "micro_batch_size", "train_micro_batch_size_per_gpu",
+)  # fmt: skip
 ANSWERS = {
+    **dict.fromkeys(
+        _PER_WORKER,
+        "Hint: batch_size= counts the samples of a step over all workers: 4 workers with 32 each are batch_size=128.",
+    ),
     "collate_fn": "Hint: collate= is the same, from a list of samples to a micro-batch.",
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
@@ -48,11 +56,19 @@ ANSWERS = {
 
 _LAUNCHED = "Hint: the launcher decides it: `unisono run -n 4 script.py`, or unisono.launch(function, workers=4)."
 _DETERMINED = "a run is deterministic by itself. Hint: leave it out."
+_OPTIMIZERS = "Hint: the optimizer takes it: torch.optim.Adam(model.parameters(), lr=0.001)."
+_ACCUMULATED = (
+    "Hint: replicas= counts the micro-batches of a step over all workers, and batch_size= its samples: 4 micro-batches "
+    "of 32 samples on each of 2 workers are Run(replicas=8) and batch_size=256."
+)
 _LOGGED = "Hint: callbacks.TensorBoard(), MLflow() or WandB() of a Trainer; run.record(name=value) in your own loop."
 RUN_ANSWERS = {
     **dict.fromkeys(("devices", "num_nodes", "workers", "num_processes", "world_size", "nprocs"), _LAUNCHED),
     **dict.fromkeys(("deterministic", "benchmark", "use_seedable_sampler"), _DETERMINED),
     **dict.fromkeys(("log_with", "logger", "loggers", "report_to"), _LOGGED),
+    **dict.fromkeys(("lr", "learning_rate", "weight_decay", "momentum", "betas"), _OPTIMIZERS),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), _ACCUMULATED),
+    **dict.fromkeys(("model", "optimizer", "scheduler"), "Hint: model, optimizer = run.prepare(model, optimizer)."),
     **dict.fromkeys(
         ("max_epochs", "num_train_epochs", "epochs"), "Hint: run.steps(loader, epochs=...), or Trainer.fit(epochs=...)."
     ),
@@ -77,11 +93,34 @@ TRAINER_ANSWERS = {
         ("optimizers", "tokenizer", "data_collator"), "Hint: Trainer(run, model, optimizer, loss=...); collate= of fit."
     ),
     **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), "Hint: Run(clip_norm=...)."),
-    "accelerator": RUN_ANSWERS["accelerator"],
+    **{
+        name: RUN_ANSWERS[name]
+        for name in (
+            "accelerator",
+            "lr",
+            "learning_rate",
+            "weight_decay",
+            "gradient_accumulation_steps",
+            "accumulate_grad_batches",
+        )
+    },
 }
 """The same, given to `Trainer`."""
 
-_SETTINGS = {"Run": RUN_ANSWERS, "Trainer": TRAINER_ANSWERS}
+POLICY_ANSWERS = {
+    "monitor": "Hint: best='test_accuracy'.",
+    "mode": "Hint: best_mode='max' or 'min'.",
+    "verbose": "Hint: leave it out.",
+    **dict.fromkeys(("save_top_k", "max_to_keep", "save_total_limit", "total_limit"), "Hint: keep=2: the newest two."),
+    **dict.fromkeys(("dirpath", "filename", "save_last"), "Hint: Run(out='runs/mine'); the newest is always kept."),
+    **dict.fromkeys(
+        ("every_n_train_steps", "every_n_epochs", "save_steps", "save_strategy"),
+        "Hint: Run(checkpoint_every=500): steps; left out: epochs.",
+    ),
+}
+"""The same, given to `CheckpointPolicy`."""
+
+_SETTINGS = {"Run": RUN_ANSWERS, "Trainer": TRAINER_ANSWERS, "CheckpointPolicy": POLICY_ANSWERS}
 
 
 _MISSING = {
@@ -90,6 +129,7 @@ _MISSING = {
     "loss": "Trainer(run, model, optimizer, loss=torch.nn.CrossEntropyLoss()); it gets output and target.",
     "optimizer": "model and optimizer are given together, once: model, optimizer = run.prepare(model, optimizer); "
     "Trainer(run, model, optimizer, loss=...).",
+    "metrics": "run.evaluate(test_set, lambda micro: (model(micro.x), micro.y), {'accuracy': unisono.Accuracy()}).",
 }
 """What to write where an argument is missing that other libraries' functions do not need."""
 
@@ -140,13 +180,17 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
             raise ConfigError(f"{name}() has no " + "\nIt has no ".join(found))
         for given in wrong:
             raise TypeError(f"{name}() has no {given}={meant(given, [each for each in known if each != 'self'])}")
-        missing = [each for each in needed if each not in kwargs and each not in placed[: len(args)]]
-        if hint := next((_MISSING[each] for each in missing if each in _MISSING), ""):
-            example = _EXAMPLES.get(name, _EXAMPLES["Run.loader"])
-            raise TypeError(f"{name}() needs {' and '.join(missing)}. Hint: {hint.format(example=example)}")
+        if missing := [each for each in needed if each not in kwargs and each not in placed[: len(args)]]:
+            raise TypeError(f"{name}() needs {' and '.join(missing)}.{_what_to_give(name, missing)}")
         return function(*args, **kwargs)
 
     return call
+
+
+def _what_to_give(name: str, missing: list[str]) -> str:
+    hint = next((_MISSING[each] for each in missing if each in _MISSING), "")
+    example = _EXAMPLES.get(name, _EXAMPLES["Run.loader"])
+    return hint and f" Hint: {hint.replace('{example}', example)}"
 
 
 def _too_many(given: tuple[object, ...]) -> str:
@@ -156,6 +200,12 @@ def _too_many(given: tuple[object, ...]) -> str:
     if len(given) > 1 and any(hasattr(each, "state_dict") for each in given):
         return "models are given before: run.prepare(model, optimizer), or Trainer(run, model, optimizer, ...)."
     return ""
+
+
+def answers_init(kind: type[T]) -> type[T]:
+    """Let a class answer keywords that its ``__init__`` does not have."""
+    kind.__init__ = answers_keywords(kind.__init__)  # type: ignore[method-assign]
+    return kind
 
 
 def _sentence(answer: str) -> str:

@@ -78,6 +78,8 @@ class Count(Quantity):
             raise ConfigError(
                 f"expected {name} as {self.noun}, got the text {value!r:.60}. Hint: leave the quotes out."
             )
+        if isinstance(value, float) and value.is_integer() and self.low <= value <= self.high:
+            raise ConfigError(f"{self.refuse(name, _with_type(value))} Hint: {int(value)}; a // b has no decimals.")
         if isinstance(value, bool) or not isinstance(value, Integral) or not self.low <= int(value) <= self.high:
             raise self.refuse(name, _with_type(value))
         return int(value)

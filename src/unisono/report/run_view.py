@@ -115,9 +115,18 @@ def by_rank(steps: Mapping[int, list[StepPhases]], world_size: int) -> dict[int,
 def check_run(path: Path) -> None:
     """Refuse what is no run directory."""
     if not (path / "score.json").exists():
-        runs = sorted(str(each.parent) for each in path.glob("*/score.json"))
-        hint = f"name runs in it: {', '.join(runs[:4])}" if runs else "--out DIR (out=) keeps one"
-        raise ConfigError(f"expected a run directory with score.json, got {describe_place(path)}. Hint: {hint}.")
+        raise ConfigError(
+            f"expected a run directory with score.json, got {describe_place(path)}. "
+            f"Hint: {runs_in(path) or '--out DIR (out=) keeps one'}."
+        )
+
+
+def runs_in(path: Path) -> str:
+    """Return the newest runs in a directory that is none itself, for a hint: ``one of its runs: a, b``."""
+    found = (
+        sorted(path.glob("*/score.json"), key=lambda file: file.stat().st_mtime, reverse=True) if path.is_dir() else []
+    )
+    return f"one of its runs: {', '.join(str(file.parent) for file in found[:3])}" if found else ""
 
 
 def describe_place(path: Path) -> str:

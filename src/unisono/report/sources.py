@@ -10,7 +10,7 @@ from unisono.report.family_section import family_sections
 from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
 from unisono.report.run_section import compare_section, run_section
-from unisono.report.run_view import RunView, describe_place, read_run
+from unisono.report.run_view import RunView, describe_place, read_run, runs_in
 from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.study import KIND as STUDY
 from unisono.scaling.study import Study, study_from
@@ -44,6 +44,9 @@ def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
     return f"{kinds}: {', '.join(dict.fromkeys(names))}" if names else "Forecast", sections
 
 
+_WRITTEN = "unisono train --out DIR, unisono bench scaling and unisono forecast -o FILE write them"
+
+
 def read_source(path: Path) -> RunView | Study | dict[str, Any]:
     """Return what a path holds."""
     if path.is_dir():
@@ -54,7 +57,7 @@ def read_source(path: Path) -> RunView | Study | dict[str, Any]:
     if not path.is_file():
         raise ConfigError(
             f"expected a run directory (with score.json), scaling.json or a kept forecast, got {describe_place(path)}. "
-            "Hint: unisono train --out DIR, unisono bench scaling and unisono forecast -o FILE write them."
+            f"Hint: {runs_in(path) or _WRITTEN}."
         )
     if path.suffix == ".py":
         raise ConfigError(

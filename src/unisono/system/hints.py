@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-_CUTOFF = 0.5
+_CUTOFF = 0.62
 # What is nearly as near as the nearest may be meant as well: dpp is ddp or dp.
 _AS_NEAR = 5 / 6
 _OTHER_WORDS = {
@@ -20,6 +20,9 @@ _OTHER_WORDS = {
         "default-root-dir",
         "project-dir",
         "resume",
+        "save",
+        "save-path",
+        "model-dir",
     ),
     "clip-norm": ("max-grad-norm", "grad-clip", "clip-grad", "gradient-clip-val"),
     "workers": ("num-processes", "nproc-per-node", "nproc", "nprocs", "num-gpus", "world-size", "np"),
@@ -63,12 +66,21 @@ ELSEWHERE = {
 
 
 OF_A_WORLD = {
-    **dict.fromkeys(("global_rank", "process_index", "node_local_rank"), "rank"),
-    **dict.fromkeys(("num_processes", "size", "num_replicas"), "world_size"),
+    **dict.fromkeys(("is_main_process", "is_global_zero", "is_main", "is_rank_zero", "is_master"), "is_leader"),
+    **dict.fromkeys(("size", "num_processes", "nprocs", "num_workers", "num_replicas"), "world_size"),
+    **dict.fromkeys(("process_index", "global_rank", "node_local_rank"), "rank"),
     **dict.fromkeys(("local_process_index", "local_id"), "local_rank"),
-    **dict.fromkeys(("num_nodes", "nnodes"), "num_nodes"),
+    "nnodes": "num_nodes",
 }
-"""Names of accelerate, Lightning and torch for the place of a process, and ours."""
+"""Names of other libraries for what a `World` says, and ours."""
+
+
+def instead_of_world(name: str, known: Iterable[str]) -> str:
+    """Return `` Hint: ...`` for a name that a `World` does not have."""
+    if name[:1] == "_":
+        return ""
+    ours = OF_A_WORLD.get(name, "")
+    return f" Hint: world.{ours}." if ours else nearest(name, [each for each in known if each[:1] != "_"])
 
 
 def nearest(name: str, known: Iterable[object]) -> str:

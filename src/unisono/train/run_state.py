@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from unisono.checkpoint.interchange import Loaded
+from unisono.checkpoint.interchange import Loaded, check_order
 from unisono.collectives.transport import Transport
 from unisono.data.datasets import MapStyle
 from unisono.data.loader import Collate, Fetcher, Transform
@@ -63,6 +63,7 @@ class RunState(AnswersNames):
             RankDivergence: The ranks hold different weights where the file has none.
         """
         if model is not None:
+            check_order(model, path, "run.load_weights(path, model): the path comes first here")
             return load_on_all(self.transport, model, Path(path), strict=strict)
         return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._progress.is_open)
 

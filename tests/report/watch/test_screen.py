@@ -9,6 +9,7 @@ from rich.console import Console
 from report.made_runs import make_run
 from unisono.report.watch.screen import curve, draw, headline
 from unisono.report.watch.state import WatchedRun
+from unisono.system.processes import boot_id
 
 
 def shown(runs, width):
@@ -104,6 +105,15 @@ def test_what_a_finished_run_says(tmp_path):
     assert f"fingerprint {'0' * 16}..." in text
     assert f"next: unisono report {tmp_path / 'run'}" in text
     assert "next:" not in shown([WatchedRun(make_run(tmp_path / "other", result=False))], 200)
+
+
+def test_what_a_killed_run_says(tmp_path):
+    """That it is not finished, and how it goes on; a finished one does not."""
+    path = make_run(tmp_path / "run", result=False)
+    (path / "run.lock").write_text(json.dumps({"host": "", "boot_id": boot_id(), "pid": 2**22 + 1, "start_ticks": 1}))
+    for each, is_told in ((path, True), (make_run(tmp_path / "other"), False)):
+        text = shown([WatchedRun(each)], 80)
+        assert ("not finished: the same command goes on from its last checkpoint" in text) is is_told
 
 
 def test_hostile_names(tmp_path):

@@ -14,6 +14,8 @@ from unisono.errors import ConfigError
         ({"loss": "cross_entropy"}, r"got 'cross_entropy'. Hint: loss=torch.nn.CrossEntropyLoss\(\)"),
         ({"loss": nn.MSELoss}, r"got the class MSELoss. Hint: loss=MSELoss\(\)"),
         ({"metrics": [unisono.Accuracy()]}, "expected metrics by name, got list"),
+        ({"metrics": {"top5": unisono.Accuracy}}, r"got the class Accuracy. Hint: \{'top5': Accuracy\(\)\}"),
+        ({"callbacks": [unisono.callbacks.LossAverage]}, r"Hint: callbacks=\[LossAverage\(\.\.\.\)\]"),
         ({"callbacks": unisono.callbacks.LossAverage()}, "expected callbacks as a list, got LossAverage"),
     ],
 )

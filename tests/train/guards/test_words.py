@@ -42,12 +42,16 @@ def trained(run, x=X, y=Y, *, width=3, loss=None, model=None):
 SHAPES = "a micro-batch of 4 samples: x {x} (4, 4), y {y} (4,)"
 MICRO_BATCHES = {
     "too few features": ({"model": nn.Linear(2, 3)}, SHAPES.format(x="float32", y="int64"), "cannot be multiplied"),
-    "float64": ({"x": X.astype("float64")}, SHAPES.format(x="float64", y="int64"), "give the data set float32"),
-    "uint8": ({"x": X.astype("uint8")}, "x uint8 (4, 4) from 0 to 0", "inputs are uint8, the model's weights float32"),
-    "float targets": ({"y": Y.astype("float32")}, "y float32 (4,)", "targets.astype('int64')"),
-    "too few classes": ({"width": 1}, "y int64 (4,) from ", "an output for each of them"),
+    "float64": ({"x": X.astype("float64")}, SHAPES.format(x="float64", y="int64"), "images.astype('float32')"),
+    "uint8": ({"x": X.astype("uint8")}, "x uint8 (4, 4) from 0 to 0", "images.astype('float32') / 255"),
+    "float targets": ({"y": Y.astype("float32")}, "y float32 (4,)", "labels.astype('int64')"),
+    "too few classes": ({"width": 1}, "y int64 (4,) from ", "the model needs one output for each"),
     "model = prepare()": ({"loss": lambda made, micro: made(micro.x)}, "", "model, optimizer = run.prepare("),
-    "micro['x']": ({"loss": lambda made, micro: micro["x"]}, "", "Hint: the micro-batch of pairs has .x and .y."),
+    "micro['x']": (
+        {"loss": lambda made, micro: micro["x"]},
+        "",
+        "Hint: the micro-batch is a pair: micro.x and micro.y.",
+    ),
     "a trainer's loss": ({"loss": lambda made, micro: micro.x.y}, "", "A Trainer calls loss(output, target)"),
 }
 
@@ -78,13 +82,13 @@ CALLS = {
     "no loss": (trainer, "loss=torch.nn.CrossEntropyLoss()"),
     "no run": (lambda run: unisono.Trainer(nn.Linear(4, 3), None, run, **LOSS), "expected the run first, got Linear"),
     "prepared": (lambda run: (trained(run), trainer(run, **LOSS)), "a Trainer prepares by itself"),
-    "metric class": (lambda run: trainer(run, **LOSS, metrics={"a": unisono.Accuracy}), "an instance: Accuracy()"),
-    "callback class": (lambda run: trainer(run, **LOSS, callbacks=[unisono.Callback]), "callbacks=[Callback()]"),
+    "metric class": (lambda run: trainer(run, **LOSS, metrics={"a": unisono.Accuracy}), "{'a': Accuracy()}"),
+    "callback class": (lambda run: trainer(run, **LOSS, callbacks=[unisono.Callback]), "callbacks=[Callback(...)]"),
     "not prepared": (lambda run: run.fingerprint(), "model, optimizer = run.prepare(model, optimizer)"),
     "world": (lambda run: run.world.global_rank, "a World has no 'global_rank'. Hint: world.rank."),
     "leader": (lambda run: run.world.is_main_process, "Hint: world.is_leader."),
     "rank": (lambda run: run.process_index, "Hint: run.world.rank."),
-    "weights": (lambda run: unisono.load_weights(nn.Linear(4, 3), "runs/none"), "'runs/none', which does not exist"),
+    "weights": (lambda run: unisono.load_weights(nn.Linear(4, 3), "runs/none"), "'runs/none' (in "),
     "weights first": (lambda run: unisono.load_weights("x.pt", nn.Linear(4, 3)), "unisono.load_weights(model,"),
     "result": (lambda run: Result(metrics={"a": 1}).metrics, "Hint: result['metrics']."),
     "metric": (lambda run: Result(metrics={"a": 1})["a"], "Hint: result['metrics']['a']."),

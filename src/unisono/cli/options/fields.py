@@ -4,6 +4,7 @@ In: a dataclass (see `unisono.options.fields`). Out: decorators that add its opt
 their keys, None where nothing was given; `taken` reads them from there.
 """
 
+import os.path
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, replace
 from typing import TYPE_CHECKING, Any, final
@@ -106,6 +107,9 @@ class Words(click.Choice[str]):
         except click.BadParameter as error:
             if (meant := VALUES.get(str(value).lower())) in self.choices:
                 raise click.BadParameter(f"{error.message} Did you mean {meant!r}?", ctx, param) from None
+            if param is not None and os.path.isfile(str(value)):  # noqa: PTH113 - pathlib raises where a name is too long
+                hint = f"Hint: {param.opts[-1]} {self.choices[0]} {value}."
+                raise click.BadParameter(f"{error.message} {hint}", ctx, param) from None
             raise
 
 

@@ -62,6 +62,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or say what was meant."""
         if args[0] not in self._entries and not args[0].startswith("-"):
+            if args[0] == "help" and args[1:2] and args[1] in self._entries:
+                ctx.fail(f"No such {self._noun} 'help'. Hint: {ctx.command_path} {args[1]} --help.")
             hint = self._meant(args[0]) or f" {self._noun.capitalize()}s: {', '.join(self._entries)}."
             ctx.fail(f"No such {self._noun} {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)

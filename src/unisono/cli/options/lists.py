@@ -21,7 +21,10 @@ def parse_workers(text: str) -> list[int]:
         return [_COMPARED.read("it", part) for part in text.split(",")]
     except ConfigError:
         expected = f"numbers such as 1,2,4, each {_COMPARED.bounds}"
-        raise ConfigError(f"expected --workers as {expected}, got {shown(text)}.") from None
+        ends = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text.strip())
+        named = ",".join(map(str, range(int(ends[1]), int(ends[2]) + 1))) if ends else ""
+        hint = f" Hint: {named}." if 0 < len(named) < 30 else ""
+        raise ConfigError(f"expected --workers as {expected}, got {shown(text)}.{hint}") from None
 
 
 def parse_loaders(text: str) -> list[int]:

@@ -158,13 +158,13 @@ def download(
     if _is_pinned(target, pin):
         return target
     by_hand = (
-        f"Hint: fetch {name} on a machine with internet access and put it at {target}, or pass the directory that "
+        f"Hint: fetch {name} on a machine with internet access and put it at {target}, or name the directory that "
+        "holds it: --data DIR (data=)."
     )
-    by_hand += "holds it as data."
     if not urls:
         found = "another file" if target.exists() else "nothing"
         raise DataError(f"{target}: expected {pin}, found {found}, and no download was allowed. {by_hand}")
-    failures: list[str] = []
+    failures: dict[str, str] = {}  # the last one of each mirror
     with file_lock(cache / f".{name}.lock"):
         if _is_pinned(target, pin):
             return target
@@ -178,12 +178,19 @@ def download(
                     return target
                 # The errors of requests are OSErrors; pooch reports a wrong checksum as ValueError.
                 except (OSError, ValueError) as error:
-                    failures.append(f"{url}{name}: {error}")
+                    failures[f"{url}{name}"] = _reason(error)
     raise DataError(
-        f"{name}: expected {pin} from {len(urls)} mirrors, found none that delivers it:\n  "
-        + "\n  ".join(failures)
+        f"{name}: expected {pin} from {len(urls)} mirrors, found none that delivers it, in {num_attempts} attempts:\n  "
+        + "\n  ".join(f"{address}: {why}" for address, why in failures.items())
         + f"\n{by_hand}"
     )
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost error's words; those of the libraries around it repeat address, port and class."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _is_pinned(path: Path, pin: Pin) -> bool:
@@ -208,6 +215,8 @@ def _retrieve(url: str, target: Path, pin: Pin, *, timeout_s: float, tell: Tell)
 
     import pooch  # loads what only a download needs
 
+    pooch.get_logger().setLevel(logging.WARNING)  # its line names a path of the cache, and neither size nor progress
+    tell(f"downloading {target.name} (KiB)", 0, pin.size_bytes >> 10)
     pooch.retrieve(url, known_hash=f"sha256:{pin.sha256}", fname=target.name, path=target.parent, downloader=fetch)
 
 

@@ -168,6 +168,8 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     yield from _packed(_listed(run), width)
     if facts["state"] in {"finished", "stopped"}:
         yield from _packed(_ended(run), width)
+    if facts["state"] == "ended":
+        yield "not finished: the same command goes on from its last checkpoint"
 
 
 def _ended(run: WatchedRun) -> Iterator[str]:

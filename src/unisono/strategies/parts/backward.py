@@ -3,7 +3,6 @@
 import contextlib
 import math
 import operator
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,11 +16,9 @@ from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
 from unisono.errors import StepError
 from unisono.strategies.base import Micro
+from unisono.strategies.hints import hints
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.weighing import read_weight
-
-_KINDS = re.compile(r"must have the same dtype, but got (\w+) and (\w+)")
-_DTYPES = {"double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32", "byte": "uint8"}
 
 
 def checked_loss(loss: Any, step: int, update: str | None = None) -> Tensor:
@@ -118,105 +115,10 @@ def explained(step: int, micro: Micro, replicas: int) -> Iterator[None]:
 
 
 def explain(error: Exception, step: int, micro: Micro, replicas: int) -> None:
-    """Note on an error where the user's model failed, on what, and what is known of some failures."""
-    size = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}"
-    shown = described(micro.data)
+    """Note on an error where the user's model failed, and what is known of some failures."""
+    size, shown = f"{micro.num_samples} sample{'s' if micro.num_samples > 1 else ''}", described(micro.data)
     error.add_note(
         f"in step {step}, replica {micro.replica} of {replicas}, a micro-batch of {size}{shown and ': '}{shown}"
     )
-    message = str(error)
-    hints = _names(error, micro.data) if isinstance(error, AttributeError) else []
-    hints += [hint for kind, words, hint in _KNOWN if isinstance(error, kind) and re.search(words, message)][:1]
-    if isinstance(error, RuntimeError) and (kinds := _KINDS.search(message)):
-        hints.append(_of_dtypes(*kinds.groups()))
-    if type(error).__name__ == "FailOnRecompileLimitHit":
-        hints.append(
-            "torch.compile makes code for each shape by itself, so that bits do not depend on which came first; "
-            "there are too many. Write torch.compile(model, dynamic=True), one code for all sizes, or raise "
-            "torch._dynamo.config.recompile_limit before run.prepare."
-        )
-    for hint in hints:
-        error.add_note(f"Hint: {hint}")
-
-
-def _names(error: AttributeError, data: Any) -> list[str]:
-    """Return what a micro-batch has, where something else was looked for."""
-    if error.obj is data:
-        kind, fields = type(data).__name__, getattr(data, "_fields", ())
-        if fields:
-            return [f"the micro-batch has {' and '.join(f'.{field}' for field in fields)}."]
-        return [f"the micro-batch is a {kind}, as the data set's samples are; those of pairs have .x and .y."]
-    if isinstance(error.obj, Tensor) and error.name in ("x", "y"):
-        who = "A Trainer calls loss(output, target); run.step() calls the loss with a micro-batch, which has .x and .y."
-        return [f"that is a tensor. {who}"]
-    return []
-
-
-def _of_dtypes(inputs: str, weights: str) -> str:
-    ours, theirs = (_DTYPES.get(kind.lower(), kind.lower()) for kind in (inputs, weights))
-    return (
-        f"inputs are {ours}, the model's weights {theirs}: give the data set {theirs} (array.astype('{theirs}')), or "
-        f"write model(micro.x.to(torch.{theirs})) in the loss."
-    )
-
-
-_KNOWN: tuple[tuple[type[Exception], str, str], ...] = (
-    (TypeError, "indices must be integers", "the micro-batch of pairs has .x and .y."),
-    (
-        TypeError,
-        "^'tuple' object is not callable",
-        "run.prepare() returns two things: model, optimizer = run.prepare(model, optimizer).",
-    ),
-    (
-        TypeError,
-        r"missing \d+ required positional arg|takes \d+ positional arg|object is not callable",
-        "run.step() calls the loss function with a micro-batch: lambda micro: loss(model(micro.x), micro.y).",
-    ),
-    (
-        RuntimeError,
-        "expected target dtype to be Long",
-        "class numbers are int64: give the data set targets.astype('int64').",
-    ),
-    (
-        IndexError,
-        "^Target ",
-        "targets are class numbers from 0; the model's last layer has an output for each of them.",
-    ),
-    (
-        AssertionError,
-        "not compiled with CUDA",
-        "leave .cuda() and .to('cuda') out: the run moves model and micro-batches to run.device.",
-    ),
-    (
-        Exception,
-        "more than 1 value per channel",
-        "batch statistics need two samples in every micro-batch. If it is the epoch's short last batch: "
-        "run.loader(..., last='join') adds its samples to the batch before, last='drop' leaves them out. "
-        "Else fewer replicas, a larger batch_size, or GroupNorm.",
-    ),
-    (
-        Exception,
-        "backward through the graph a second time",
-        "run.step() does backward itself, and keeps no graph. What was computed in another micro-batch, "
-        "update or step: compute it again in this loss, or .detach() it.",
-    ),
-    (
-        Exception,
-        "setStorage",
-        "torch's FSDP frees a module's weights after its backward, so a loss that differentiates twice "
-        "(a gradient penalty) needs another strategy, exact for instance.",
-    ),
-    (
-        IndexError,
-        "index out of range in self",
-        "an index in the batch is negative, or not below the num_embeddings of an nn.Embedding. "
-        "TokenFile(vocabulary=num_embeddings) names the token and its place in the file.",
-    ),
-    (
-        Exception,
-        "nference tensor",
-        "the model keeps a tensor that it computed while evaluating. "
-        "Call run.evaluate(..., inference_mode=False), or make it a buffer.",
-    ),
-)
-"""What is known of failures of a loss: their type, words of their message, and what to write."""
+    for hint in hints(error, micro.data):
+        error.add_note(hint)

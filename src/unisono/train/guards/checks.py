@@ -21,6 +21,7 @@ from unisono.system.messages import warn
 from unisono.train.steps.loop import Batch
 
 BY_NAME = "run.prepare({'G': G, 'D': D}, {'G': torch.optim.Adam(G.parameters()), 'D': ...})"
+SEVERAL = f"Hint: leave it out; or several by name: {BY_NAME}."
 _LARGEST = 1 << 62  # as in a checkpoint's manifest
 
 

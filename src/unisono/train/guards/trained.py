@@ -1,6 +1,6 @@
 """What a trainer is given beside a model and an optimizer: a loss, metrics, callbacks; looked at when it is made."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unisono.collectives.places import check_places
@@ -24,10 +24,18 @@ def check_trained(run: Any, loss: Any, metrics: Any, callbacks: Any) -> None:
         raise ConfigError(
             f"expected metrics by name, got {type(metrics).__name__}. Hint: metrics={{'accuracy': unisono.Accuracy()}}."
         )
+    for name, metric in (metrics or {}).items():
+        if isinstance(metric, type):
+            kind = metric.__name__
+            raise ConfigError(f"expected a metric as {name!r}, got the class {kind}. Hint: {{{name!r}: {kind}()}}.")
     if not isinstance(callbacks, Iterable):
         raise ConfigError(
             f"expected callbacks as a list, got {type(callbacks).__name__}. Hint: callbacks=[...], also of one."
         )
+    given = callbacks if isinstance(callbacks, Sequence) else ()
+    if given_class := next((callback for callback in given if isinstance(callback, type)), None):
+        called = given_class.__name__
+        raise ConfigError(f"expected callbacks, got the class {called}. Hint: callbacks=[{called}(...)].")
 
 
 def check_metrics(metrics: Mapping[str, Any], world: World) -> None:

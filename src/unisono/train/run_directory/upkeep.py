@@ -22,7 +22,8 @@ def find_checkpoints(directory: str) -> Path:
     for path in (given / "checkpoints", given):
         if list_steps(path):
             return path
-    raise ConfigError(f"expected a run directory with checkpoints, got {directory}. Hint: the DIR of --out.")
+    hint = "the DIR of --out" if given.is_dir() else "the run's directory comes first, the DIR of --out"
+    raise ConfigError(f"expected a run directory with checkpoints, got {directory}. Hint: {hint}.")
 
 
 def choose_checkpoint(found: Path, step: int | None, tell: Tell = lambda _: None) -> Path:

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     def __iter__(self) -> NoReturn:
         """Say it to who takes it for a pair of inputs and targets (`x, y = batch`), too; so do index and length."""
         raise TypeError(
-            f"a batch of run.steps() is no pair of inputs and targets: {_NO_SAMPLES}; or x, y = micro there"
+            f"a batch of run.steps() is no pair of inputs and targets: {_NO_SAMPLES}; x, y = micro works there"
         )
 
     def __getitem__(self, _: Any) -> NoReturn:
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
 
 
 _NO_SAMPLES = (
-    f"it says which samples a step has, {', '.join(Batch._fields)}; they come one micro-batch at a time. "
+    "the samples come in micro-batches, which run.step() gives to the loss function. "
     "Hint: run.step(batch, lambda micro: loss(model(micro.x), micro.y))"
 )
 

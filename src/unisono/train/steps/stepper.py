@@ -25,7 +25,7 @@ from unisono.strategies.objective import LossFunction, Objective
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.drift import compare_now
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.guards.checks import BY_NAME
+from unisono.train.guards.checks import SEVERAL
 from unisono.train.guards.done_loops import DoneLoops
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
@@ -173,7 +173,7 @@ class Stepper:
             self._check_whole(step)
             update, objective = self._updates.find(objective)
         elif objective.update is not None:
-            raise StepError(f"expected no update=, got {objective.update!r}: the run has one optimizer. {_SEVERAL}")
+            raise StepError(f"expected no update=, got {objective.update!r}: the run has one optimizer. {SEVERAL}")
         for model in self._models if update is None else update.models:
             if not model.training:
                 self._first_look.at_evaluation_mode(model)
@@ -328,4 +328,3 @@ class Stepper:
 
 
 _batch: Callable[[tuple[Any, ...]], Batch] = functools.partial(tuple.__new__, Batch)  # a third of Batch()'s time
-_SEVERAL = f"Hint: leave it out; or several by name: {BY_NAME}."
