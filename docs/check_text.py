@@ -35,7 +35,7 @@ PHRASES = {
     r"\bstands? in (the )?(figures?|pictures?|docstrings?|results?|ledger|score|x\b)": "is in, or: x says",
     r"whoever computes": "on any number of workers",
     r"\bwhere it lies\b|goes? on where it was|what one sees|\bas whose\b|\bby whom\b|\bof whom\b": "say who does what",
-    r"(function|run|loader|process|data set|one) (of weights |with x )?is asked (for|under|without|again)": "say who calls what",
+    r"(function|run|loader|data set)( of weights| with x)? is asked (for|under|without)": "say who calls what",
     r"\b(simply|just|obviously|of course|easily)\b": "leave the word out",
     r"\b(utili[sz]e[sd]?|utili[sz]ation)\b": "use",
     r"\bin order to\b": "to",
