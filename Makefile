@@ -57,10 +57,10 @@ test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 	$(BIN)/python -m pytest tests/faults
 
-live: $(STAMP)  ## 1,000 SIGKILLs that the others live through: half an hour; goes on where it was (build/bench/live)
+live: $(STAMP)  ## 1,000 SIGKILLs that the others live through: half an hour; continues after an interruption (build/bench/live)
 	$(BIN)/python benchmarks/live_kills.py $(if $(KILLS),--kills $(KILLS))
 
-adversary: $(STAMP)  ## ten thousand drawn cases of combinations, kills, damages and options; an hour; goes on where it was
+adversary: $(STAMP)  ## ten thousand drawn cases of combinations, kills, damages and options; an hour; continues after an interruption
 	cd tests && ../$(BIN)/python -m adversary --cases $(CASES) --seed $(SEED) --log ../build/adversary-$(SEED).jsonl
 
 same-bits: $(STAMP)  ## named jobs of BASE=COMMIT and of this tree: the same bits? ONLY=NAME,... and KEEP=DIR are options
@@ -129,7 +129,7 @@ docs: $(DOCS_STAMP)  ## the site, in build/docs; every warning is an error
 figures:  ## write docs/figures.md, and the numbers that pages quote, of the records in benchmarks/results
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/figures.py
 
-bench: $(STAMP)  ## every benchmark, then docs/figures.md: 3 hours; goes on where it was. QUICK=1: half an hour. ONLY=NAME,... AGAIN=1 LIST=1
+bench: $(STAMP)  ## every benchmark, then docs/figures.md: 3 hours; continues after an interruption. QUICK=1: half an hour. ONLY=NAME,... AGAIN=1 LIST=1
 	$(BIN)/python benchmarks $(if $(QUICK),--quick) $(if $(AGAIN),--again) $(if $(LIST),--list) $(if $(ONLY),--only $(ONLY))
 
 format: $(STAMP)  ## write the code in house style

@@ -60,6 +60,21 @@ MEANT = {
     "spot instances": "recovery",
     "validation loss": "metrics",
     "uninstall": "quickstart",
+    "data parallel": "strategies",
+    "CUDA": "gpu",
+    "dropout": "determinism",
+    "reproducibility": "determinism",
+    "batch size": "concepts",
+    "score": "concepts",
+    "local_rank": "launching",
+    "how many workers": "launching",
+    "warmup": "callbacks",
+    "ignore index": "losses",
+    "gloo timeout": "troubleshooting",
+    "S3": "can-it",
+    "docker": "kubernetes",
+    "windows": "quickstart",
+    "license": "quickstart",
 }
 
 

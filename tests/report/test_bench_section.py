@@ -162,5 +162,8 @@ def test_what_is_alike_is_shown_as_differences():
     assert ">-3.00<" in section.charts[1].drawing.svg()
     assert ">+1.00<" in section.charts[3].drawing.svg()
     assert section.charts[1].values.rows[1] == ["exact", "297", "-3.00"]
+    assert section.lines == ["ddp is the fastest, with 1,234 samples a second."]
+    faster = strategies_section([found[0], strategy("ps_async", samples_per_s=2468)], "digits")
+    assert faster.lines == ["ps_async is the fastest: 2 times as many samples a second as ddp."]
     alone = strategies_section(found[1:], "digits")
     assert "beside" not in "".join(chart.title for chart in alone.charts)

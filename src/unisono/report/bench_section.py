@@ -87,7 +87,17 @@ def strategies_section(rows: Sequence[Row], title: str) -> Section:
             _differences(column, found) if column in _ALIKE and BASE in found else
             bar_view(column, {bar: {column: value} for bar, value in found.items()}, "strategy", spell_count)
         )  # fmt: skip
-    return Section(title=title, charts=charts)
+    return Section(
+        title=title, lines=[_fastest(dict(zip(names, columns["samples a second"], strict=True)))], charts=charts
+    )
+
+
+def _fastest(speeds: Mapping[str, float]) -> str:
+    """Return what the speeds show, in one sentence."""
+    first = max(speeds, key=lambda name: speeds[name])
+    if not speeds.get(BASE) or first == BASE:
+        return f"{first} is the fastest, with {spell_count(speeds[first])} samples a second."
+    return f"{first} is the fastest: {speeds[first] / speeds[BASE]:.2g} times as many samples a second as {BASE}."
 
 
 def _differences(column: str, values: Mapping[str, float]) -> Chart:
