@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 from unisono.errors import DataError
 from unisono.observe.run_json import read_object
@@ -39,6 +39,19 @@ class Result(dict[str, Any]):
                 f"Hint: start the run again with out={str(run)!r}, it goes on; or name another directory."
             )
         return cls(found)
+
+    def __missing__(self, name: str) -> NoReturn:
+        inside = [
+            f"result['{part}']['{name}']" for part, held in self.items() if isinstance(held, dict) and name in held
+        ]
+        raise KeyError(f"{name!r} is not in this result. Hint: {' or '.join(inside) or 'it has ' + ', '.join(self)}.")
+
+    if not TYPE_CHECKING:  # a type checker would take any name for one that there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say where what is looked for as an attribute stands."""
+            hint = f" Hint: result[{name!r}]." if name in self else ""
+            raise AttributeError(f"a Result has no attribute {name!r}.{hint}")
 
     def _repr_html_(self) -> str:
         if not self:

@@ -19,6 +19,7 @@ from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.metrics.exchange import merge_over_ranks
 from unisono.options.quantities import SAMPLES
+from unisono.strategies.hints import hints, told
 
 BATCH_SIZE = 256
 """Samples per forward pass where nobody has said how many."""
@@ -82,7 +83,14 @@ def evaluate(
         fetched = fetch_all(fetcher, tasks, num_workers=num_workers)
         for turn, (number, batch) in enumerate(zip(numbers, fetched, strict=True)):
             set_generators(mix(fetcher.seed, "evaluate", number))
-            output, target = _pair(predict(move(batch, device)))
+            moved = move(batch, device)
+            try:
+                output, target = _pair(predict(moved))
+            except Exception as error:
+                error.add_note(f"in an evaluation, a batch of {len(places[turn])} samples{told(moved)}")
+                for hint in hints(error, moved):
+                    error.add_note(hint)
+                raise
             for metric in metrics.values() if turn < len(mine) else ():
                 metric.update(output, target)
     return merge_over_ranks(metrics, transport)
