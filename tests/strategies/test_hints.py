@@ -1,5 +1,7 @@
 """Mistakes with one's own arrays: torch's words, beside which stands what to write."""
 
+import ast
+
 import numpy as np
 import pytest
 import torch
@@ -59,7 +61,10 @@ def test_a_pair_is_asked_for_a_key():
     assert caught.value.__notes__[1:] == ["Hint: the micro-batch is a pair: micro.x and micro.y."]
 
 
-@pytest.mark.parametrize("data", [None, np.ones(2), {"text": "a"}, [X]])
+NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])  # has no shape: asking for it is an error
+
+
+@pytest.mark.parametrize("data", [None, np.ones(2), {"text": "a", "ragged": NESTED}, [X], ast.Name("a")])
 def test_of_other_errors_and_batches_nothing_is_guessed(data):
     """The place alone is told."""
     micro = Micro(replica=0, num_samples=1, data=data)
