@@ -144,3 +144,62 @@ def test_samples_in_a_tuple_stay_a_data_set(trainer):
     """Control: two samples of ten numbers, or many, are no inputs and targets."""
     for samples in ((torch.ones(10),) * 12, [torch.ones(10), torch.ones(10)], (torch.ones(2), torch.ones(2))):
         assert len(trainer.run.loader(samples, batch_size=2)) == len(samples) // 2
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: unisono.callbacks.EarlyStopping("test_loss", verbose=True),
+            r"EarlyStopping\(\) has no verbose=\. Hint: leave",
+        ),
+        (lambda: unisono.callbacks.EMA(momentum=0.9), r"EMA\(\) has no momentum=\. Hint: did you mean decay="),
+        (lambda: unisono.Accuracy(task="multiclass"), r"Accuracy\(\) has no task=\. Hint: .*unisono\.TorchMetric\("),
+        (
+            lambda: unisono.launch("train.py", workers=2),
+            r"got the text 'train\.py'\. Hint: .* unisono run -n 2 train\.py",
+        ),
+        (
+            lambda: unisono.ArrayDataset(torch.ones(2), None),
+            r"expected arrays, got None \(NoneType\)\. Hint: numpy\.load",
+        ),
+        (lambda: unisono.ArrayDataset("x.npy", "y.npy"), r"got 'x\.npy' \(str\)\. Hint: numpy\.load"),
+        (
+            lambda: unisono.ArrayDataset(torch.ones(2), torch.ones(3)),
+            r"lengths \[2, 3\]\. Hint: inputs and targets of one",
+        ),
+        (lambda: unisono.Run(strategy="FSDP"), r"got 'FSDP'\. Hint: did you mean 'fsdp'\?"),
+    ],
+)
+def test_parts_of_a_training_answer_too(call, said):
+    """Callbacks, metrics, data sets and launches; in the test's own classes Python answers."""
+    with pytest.raises((TypeError, ValueError, unisono.UnisonoError), match=said):
+        call()
+
+    class Own(unisono.Callback):
+        def __init__(self, kept):
+            self.kept = kept
+
+    with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'verbose'"):
+        Own(verbose=True)
+
+
+def test_a_result_says_where_a_number_stands():
+    """By the name of a score, and as an attribute; what there is not is a KeyError still."""
+    result = unisono.Result(fingerprint="00", metrics={"test_loss": 0.5})
+    with pytest.raises(KeyError, match=r"Hint: result\['metrics'\]\['test_loss'\]"):
+        result["test_loss"]
+    with pytest.raises(KeyError, match="it has fingerprint, metrics"):
+        result["nothing"]
+    with pytest.raises(AttributeError, match=r"Hint: result\['fingerprint'\]"):
+        result.fingerprint  # noqa: B018
+    assert result.get("test_loss") is None and not hasattr(result, "test_loss")
+
+
+def test_an_evaluation_says_what_to_write(trainer):
+    """An error of the model over test data has the hint of the training, and type and shape of the batch."""
+    data = unisono.ArrayDataset(torch.ones(6, 6).double(), torch.arange(6) % 4)
+    with pytest.raises(RuntimeError, match="dtype") as caught:
+        trainer.evaluate(data)
+    assert caught.value.__notes__[0] == "in an evaluation, a batch of 6 samples: x float64 (6, 6), y int64 (6,)"
+    assert "images.astype('float32')" in caught.value.__notes__[1]

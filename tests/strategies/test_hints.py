@@ -1,5 +1,7 @@
 """Mistakes with one's own arrays: torch's words, beside which stands what to write."""
 
+import ast
+
 import numpy as np
 import pytest
 import torch
@@ -59,7 +61,14 @@ def test_a_pair_is_asked_for_a_key():
     assert caught.value.__notes__[1:] == ["Hint: the micro-batch is a pair: micro.x and micro.y."]
 
 
-@pytest.mark.parametrize("data", [None, np.ones(2), {"text": "a"}, [X]])
+class Ragged:
+    """As a nested tensor: it has a dtype, and asking for its shape is an error."""
+
+    dtype, is_nested = torch.float32, True
+    shape = property(lambda _: int("none"))
+
+
+@pytest.mark.parametrize("data", [None, np.ones(2), {"text": "a", "ragged": Ragged()}, [X], ast.Name("a")])
 def test_of_other_errors_and_batches_nothing_is_guessed(data):
     """The place alone is told."""
     micro = Micro(replica=0, num_samples=1, data=data)

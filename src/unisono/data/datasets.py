@@ -4,6 +4,7 @@ import functools
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -134,9 +135,16 @@ class ArrayDataset:
     """
 
     def __init__(self, *arrays: Any) -> None:
-        lengths = {len(array) for array in arrays}
-        if len(lengths) != 1:
-            raise DataError(f"expected arrays of one common length, got lengths {[len(array) for array in arrays]}.")
+        others = [each for each in arrays if isinstance(each, str | Path) or not hasattr(each, "__len__")]
+        for other in others:
+            raise DataError(
+                f"expected arrays, got {other!r:.60} ({type(other).__name__}). "
+                "Hint: numpy.load(path, mmap_mode='r') reads an .npy file."
+            )
+        lengths = [len(array) for array in arrays]
+        if len(set(lengths)) != 1:
+            hint = " Hint: inputs and targets of one split." if len(lengths) == 2 else ""
+            raise DataError(f"expected arrays of one common length, got lengths {lengths}.{hint}")
         with warnings.catch_warnings():
             # Read-only (memory-mapped) arrays are welcome: fetching copies, nothing here writes.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")

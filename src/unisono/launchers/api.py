@@ -172,6 +172,8 @@ def _by_value(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[
 def _importable_name(fn: Callable[..., object]) -> tuple[str, str]:
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or isinstance(fn, type):
+        if isinstance(fn, str):
+            raise LaunchError(f"expected a function, got the text {fn!r}. Hint: for a script: unisono run -n 2 {fn}.")
         raise LaunchError(
             f"expected a function, got {fn!r} of type {type(fn).__name__}. "
             "Hint: pass the function and its arguments, as in launch(main, arg, key=value)."

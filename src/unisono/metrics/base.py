@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from unisono.collectives.places import Distributed
 from unisono.errors import ConfigError
+from unisono.options.keywords import AnswersInit
 
 _SHIFT = 1074  # every float64 is a whole multiple of 2**-1074
 
@@ -56,7 +57,7 @@ class ExactSum:
         return self.units / (1 << _SHIFT)  # whole-number division rounds once, correctly
 
 
-class Metric(Distributed, ABC):
+class Metric(Distributed, AnswersInit, ABC):
     """Sums over samples, and one number (or several by name) made from them.
 
     Attributes:

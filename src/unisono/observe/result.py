@@ -1,6 +1,6 @@
 """What a run has come to, as a dictionary that notebooks show as a table (pure, but for `Result.read`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
@@ -49,21 +49,23 @@ class Result(dict[str, Any]):
             )
         return cls(found)
 
-    def __missing__(self, name: object) -> NoReturn:
-        raise KeyError(_Words(f"a result has no {name!r}.{self._instead(name)}"))
+    def __missing__(self, name: str) -> NoReturn:
+        inside = [
+            f"result['{part}']['{name}']" for part, held in self.items() if isinstance(held, dict) and name in held
+        ]
+        raise KeyError(_Words(f"a result has no {name!r}.{self._instead(name, inside)}"))
 
-    if not TYPE_CHECKING:  # mypy would take any name for one that there is
+    if not TYPE_CHECKING:  # a type checker would take any name for one that there is
 
         def __getattr__(self, name: str) -> NoReturn:
             """Say that what is asked for is an item."""
             hint = "" if name.startswith("_") else f" Hint: result[{name!r}]." if name in self else self._instead(name)
             raise AttributeError(f"a result has no attribute {name!r}.{hint}", name=name, obj=None)
 
-    def _instead(self, name: object) -> str:
-        metrics = self.get("metrics", {})
-        if name in metrics:
-            return f" Hint: result['metrics'][{name!r}]."
-        near = nearest(str(name), [*self, *metrics])
+    def _instead(self, name: str, inside: Sequence[str] = ()) -> str:
+        if inside:
+            return f" Hint: {' or '.join(inside)}."
+        near = nearest(name, [*self, *self.get("metrics", {})])
         return near or f" It has {', '.join(self) or 'nothing yet: the last step is not done'}."
 
     def _repr_html_(self) -> str:

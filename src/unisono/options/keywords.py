@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from unisono.errors import ConfigError, UnisonoError
 from unisono.system.hints import nearest_options
@@ -107,6 +107,16 @@ TRAINER_ANSWERS = {
 }
 """The same, given to `Trainer`."""
 
+PART_ANSWERS = {
+    "verbose": "Hint: leave it out.",
+    "log_dir": "it writes into the run directory. Hint: Run(out='runs/mine').",
+    **dict.fromkeys(
+        ("task", "num_classes", "average", "dist_sync_on_step", "compute_on_cpu"),
+        "Hint: leave it out; unisono.TorchMetric(metric) takes a metric of torchmetrics with all its settings.",
+    ),
+}
+"""The same, given to a callback or a metric."""
+
 POLICY_ANSWERS = {
     "monitor": "Hint: best='test_accuracy'.",
     "mode": "Hint: best_mode='max' or 'min'.",
@@ -129,6 +139,7 @@ _MISSING = {
     "loss": "Trainer(run, model, optimizer, loss=torch.nn.CrossEntropyLoss()); it gets output and target.",
     "optimizer": "model and optimizer are given together, once: model, optimizer = run.prepare(model, optimizer); "
     "Trainer(run, model, optimizer, loss=...).",
+    "part": "a name, and what is saved: run.register('schedule', scheduler).",
     "metrics": "run.evaluate(test_set, lambda micro: (model(micro.x), micro.y), {'accuracy': unisono.Accuracy()}).",
 }
 """What to write where an argument is missing that other libraries' functions do not need."""
@@ -148,7 +159,8 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
     """
     known = inspect.signature(function).parameters
     name = function.__qualname__.removesuffix(".__init__").replace("RunState", "Run")
-    answers = ANSWERS if "num_workers" in known else _SETTINGS.get(name, {})
+    is_init = function.__name__ == "__init__"
+    answers = ANSWERS if "num_workers" in known else _SETTINGS.get(name, PART_ANSWERS if is_init else {})
     for each, parameter in known.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             _TAKEN_BY.setdefault(each, []).append(f"{name}()")
@@ -206,6 +218,15 @@ def answers_init(kind: type[T]) -> type[T]:
     """Let a class answer keywords that its ``__init__`` does not have."""
     kind.__init__ = answers_keywords(kind.__init__)  # type: ignore[method-assign]
     return kind
+
+
+class AnswersInit:
+    """Base of callbacks and metrics: those of this package answer keywords that they do not have."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.__module__.startswith("unisono.") and "__init__" in vars(cls):
+            answers_init(cls)
 
 
 def _sentence(answer: str) -> str:

@@ -121,12 +121,12 @@ _WHOLE = "whole numbers go into an nn.Embedding alone. Hint: .astype('float32') 
 def fields_of(data: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and shape of what a micro-batch holds, by ``x``, ``y`` or a key; of other kinds than pairs, too."""
     named = data if isinstance(data, dict) else {}
-    if names := getattr(data, "_fields", ()):
+    if isinstance(data, tuple) and (names := getattr(data, "_fields", ())):
         named = dict(zip(names, data, strict=True))
     return {
         str(name): (str(value.dtype).removeprefix("torch."), tuple(value.shape))
         for name, value in named.items()
-        if hasattr(value, "dtype") and hasattr(value, "shape")
+        if hasattr(value, "dtype") and not getattr(value, "is_nested", False) and hasattr(value, "shape")
     }
 
 

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-_CUTOFF = 0.62
+_CUTOFF = 0.55
 # What is nearly as near as the nearest may be meant as well: dpp is ddp or dp.
 _AS_NEAR = 5 / 6
 _OTHER_WORDS = {
@@ -40,6 +40,7 @@ _OTHER_WORDS = {
     "data": ("data-dir", "data-path", "dataset", "root"),
     "seed": ("random-seed", "manual-seed"),
     "recipe": ("task", "example"),
+    "decay": ("momentum", "beta", "ema-decay"),
 }
 """Options as other programs call them, by ours."""
 
@@ -109,6 +110,8 @@ def nearest_options(flag: str, known: Iterable[str]) -> list[str]:
 
 def _near(name: str, known: list[str]) -> list[str]:
     """Return the nearest names, at most three; of those, names of the same length first."""
+    if same := [other for other in known if other.lower() == name.lower()]:
+        return same
     near = difflib.get_close_matches(name, known, cutoff=_CUTOFF)
     how_near = {other: difflib.SequenceMatcher(None, other, name).ratio() for other in near}  # as difflib orders them
     chosen = [other for other in near if how_near[other] >= _AS_NEAR * how_near[near[0]] - 1e-9]

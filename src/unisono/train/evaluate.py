@@ -19,6 +19,7 @@ from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.metrics.exchange import merge_over_ranks
 from unisono.options.quantities import SAMPLES
+from unisono.strategies.hints import hints
 
 BATCH_SIZE = 256
 """Samples per forward pass where nobody has said how many."""
@@ -82,12 +83,15 @@ def evaluate(
         fetched = fetch_all(fetcher, tasks, num_workers=num_workers)
         for turn, (number, batch) in enumerate(zip(numbers, fetched, strict=True)):
             set_generators(mix(fetcher.seed, "evaluate", number))
+            moved = move(batch, device)
             try:
-                output, target = _pair(predict(move(batch, device)))
+                output, target = _pair(predict(moved))
                 for metric in metrics.values() if turn < len(mine) else ():
                     metric.update(output, target)
             except Exception as error:
-                error.add_note(f"while evaluating batch {number + 1} of {num_batches}: {described(batch)}")
+                error.add_note(f"while evaluating batch {number + 1} of {num_batches}: {described(moved)}")
+                for hint in hints(error, moved):
+                    error.add_note(hint)
                 raise
     return merge_over_ranks(metrics, transport)
 

@@ -118,6 +118,7 @@ class RunState(AnswersNames):
             self.record(self.first_look.at_scores(scores, known))
         return values
 
+    @answers_keywords
     def register(self, name: str, part: Any) -> None:
         """Save and restore one more object with every checkpoint: a scheduler stepped by hand, an average of weights.
 

@@ -78,9 +78,7 @@ class ModelFile:
         """  # noqa: DOC501 - a function makes the error
         if not run.is_dir():
             what = "a file" if run.exists() else "nothing"
-            raise ConfigError(
-                f"expected a run directory, found {what} at {run}. Hint: it comes first, the DIR of --out."
-            )
+            raise ConfigError(f"expected a run directory, found {what} at {run}. Hint: the DIR of --out (out=).")
         with Directory.open(run) as home:
             found = object_in(run / FILE_NAME, lambda: home.read(FILE_NAME))
             if found is None:

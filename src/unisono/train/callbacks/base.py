@@ -17,6 +17,7 @@ from unisono.collectives.places import Distributed
 from unisono.data.plans.batch_schedule import Cuts
 from unisono.data.sampler import Indices
 from unisono.errors import ConfigError
+from unisono.options.keywords import AnswersInit
 from unisono.train.run import Run
 from unisono.world import World
 
@@ -75,7 +76,7 @@ class Loop:
         self.stopped_by = self.stopped_by or reason
 
 
-class Callback(Distributed):
+class Callback(Distributed, AnswersInit):
     """Base of callbacks; override what you need.
 
     Hooks that are not overridden cost nothing. A callback with state overrides `state_dict` and `load_state_dict`; the
