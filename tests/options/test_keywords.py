@@ -182,6 +182,7 @@ def test_parts_of_a_training_answer_too(call, said):
 
     with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'verbose'"):
         Own(verbose=True)
+    assert unisono.callbacks.Plateau("test_loss", patience=1)  # control: what passes all on is left alone
 
 
 def test_a_result_says_where_a_number_stands():
