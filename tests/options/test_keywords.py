@@ -182,6 +182,7 @@ def test_parts_of_a_training_answer_too(call, said):
 
     with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'verbose'"):
         Own(verbose=True)
+    assert unisono.callbacks.Plateau("test_loss", patience=1)  # control: what passes all on is left alone
 
 
 def test_a_result_says_where_a_number_stands():
@@ -189,7 +190,7 @@ def test_a_result_says_where_a_number_stands():
     result = unisono.Result(fingerprint="00", metrics={"test_loss": 0.5})
     with pytest.raises(KeyError, match=r"Hint: result\['metrics'\]\['test_loss'\]"):
         result["test_loss"]
-    with pytest.raises(KeyError, match="it has fingerprint, metrics"):
+    with pytest.raises(KeyError, match="It has fingerprint, metrics"):
         result["nothing"]
     with pytest.raises(AttributeError, match=r"Hint: result\['fingerprint'\]"):
         result.fingerprint  # noqa: B018
@@ -201,5 +202,5 @@ def test_an_evaluation_says_what_to_write(trainer):
     data = unisono.ArrayDataset(torch.ones(6, 6).double(), torch.arange(6) % 4)
     with pytest.raises(RuntimeError, match="dtype") as caught:
         trainer.evaluate(data)
-    assert caught.value.__notes__[0] == "in an evaluation, a batch of 6 samples: x float64 (6, 6), y int64 (6,)"
+    assert caught.value.__notes__[0] == "while evaluating batch 1 of 1: x float64 (6, 6), y int64 (6,) from 0 to 3"
     assert "images.astype('float32')" in caught.value.__notes__[1]

@@ -60,7 +60,7 @@ def test_a_batch_has_no_samples(toy):
     """Who looks for them in the loop is told where they are."""
     with toy.run() as (run, _, _):
         batch = next(iter(run.steps(run.loader(toy.data, batch_size=12), epochs=1)))
-        with pytest.raises(AttributeError, match=r"no 'x'.*come in micro-batches.* Hint: run.step\(batch, lambda"):
+        with pytest.raises(AttributeError, match=r"no 'x'.*in micro-batches, which.*Hint: run.step\(batch, lambda"):
             batch.x  # noqa: B018
         for use in (lambda: dict(zip("xy", batch, strict=True)), lambda: [*batch], lambda: batch[0]):
             with pytest.raises(TypeError, match=r"no pair of inputs and targets.*Hint: run.step\(.*y = micro"):

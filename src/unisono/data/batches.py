@@ -187,7 +187,7 @@ def described(batch: Any) -> str:
         if is_plain and batch.dtype in _COUNTING and batch.numel():
             span = f" from {batch.min().item()} to {batch.max().item()}"
         return f"{kind} {tuple(batch.shape)}{span}"
-    names = getattr(batch, "_fields", batch if isinstance(batch, dict) else ())
+    names = batch if isinstance(batch, dict) else getattr(batch, "_fields", ()) if isinstance(batch, tuple) else ()
     values = batch.values() if isinstance(batch, dict) else batch if names else ()
     found = ((name, described(value)) for name, value in zip(names, values, strict=False))
     return ", ".join(f"{name} {shown}" for name, shown in found if shown)

@@ -215,8 +215,10 @@ def _too_many(given: tuple[object, ...]) -> str:
 
 
 def answers_init(kind: type[T]) -> type[T]:
-    """Let a class answer keywords that its ``__init__`` does not have."""
-    kind.__init__ = answers_keywords(kind.__init__)  # type: ignore[method-assign]
+    """Let a class answer keywords that its ``__init__`` does not have, unless it passes on whatever it is given."""
+    kinds = {each.kind for each in inspect.signature(kind.__init__).parameters.values()}
+    if not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        kind.__init__ = answers_keywords(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 
