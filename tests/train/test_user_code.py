@@ -292,7 +292,8 @@ def test_where_a_model_failed(toy):
         batch = next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
         with pytest.raises(KeyError) as caught:
             run.step(batch, lambda micro: {}["loss"])
-        assert caught.value.__notes__ == ["in step 1, replica 0 of 4, a micro-batch of 3 samples"]
+        (note,) = caught.value.__notes__
+        assert note.startswith("in step 1, replica 0 of 4, a micro-batch of 3 samples: x float32 (3, 6), y int64 (3,) ")
 
 
 def test_batch_norm_with_one_sample(toy):
@@ -338,7 +339,9 @@ def test_a_last_sample_alone_and_batch_norm(toy):
 
     with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
         program("short")
-    assert "in step 4, replica 0 of 4, a micro-batch of 1 sample" in caught.value.__notes__
+    assert caught.value.__notes__[0].startswith(
+        "in step 4, replica 0 of 4, a micro-batch of 1 sample: x float32 (1, 6)"
+    )
     assert program("join") == ([8, 8, 9] * 2, "join")
     assert program("drop") == ([8, 8, 8] * 2, "drop")
 
