@@ -18,9 +18,9 @@ from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.flat import sparse_parameters
 from unisono.system.messages import warn
+from unisono.train.guards.trained import BY_NAME
 from unisono.train.steps.loop import Batch
 
-BY_NAME = "run.prepare({'G': G, 'D': D}, {'G': torch.optim.Adam(G.parameters()), 'D': ...})"
 _LARGEST = 1 << 62  # as in a checkpoint's manifest
 
 

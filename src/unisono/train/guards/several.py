@@ -9,7 +9,8 @@ from unisono.errors import ConfigError
 from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.flat import sparse_parameters
-from unisono.train.guards.checks import BY_NAME, check_kinds
+from unisono.train.guards.checks import check_kinds
+from unisono.train.guards.trained import BY_NAME
 from unisono.train.steps.closures import takes_closure
 
 

@@ -8,6 +8,8 @@ from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.world import World
 
+BY_NAME = "run.prepare({'G': G, 'D': D}, {'G': torch.optim.Adam(G.parameters()), 'D': ...})"
+
 
 def check_trained(run: Any, loss: Any, metrics: Any, callbacks: Any) -> None:
     """Refuse (`ConfigError`) what is no run, a class or a name as the loss, one metric or callback for several."""

@@ -25,11 +25,10 @@ from unisono.strategies.objective import LossFunction, Objective
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.drift import compare_now
 from unisono.train.evaluate import Predict, evaluate
-from unisono.train.guards.checks import BY_NAME
 from unisono.train.guards.done_loops import DoneLoops
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
-from unisono.train.guards.trained import check_metrics
+from unisono.train.guards.trained import BY_NAME, check_metrics
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
