@@ -30,7 +30,7 @@ def test_the_collector_is_left_as_it_was(is_enabled):
 
 def test_what_is_missing_names_its_extra():
     """A module that is not there is told with the line that installs it; other errors stay as they are."""
-    told = r"^for this: No module named 'nowhere'\. Hint: pip install 'unisono\[ray\]'"
+    told = r"^for this: No module named 'nowhere'\. Hint: pip install 'ray>="
     with pytest.raises(ConfigError, match=told), needing("ray", "for this: "):
         importlib.import_module("nowhere")
     with pytest.raises(KeyError), needing("ray"):

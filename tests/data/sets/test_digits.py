@@ -42,5 +42,5 @@ def test_choose_test_takes_every_fifth_inside_the_classes():
 def test_missing_scikit_learn_names_the_extra(monkeypatch):
     """Without scikit-learn the error gives the command that installs it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"Hint: pip install 'unisono\[recipes\]'"):
+    with pytest.raises(DataError, match=r"Hint: pip install scikit-learn"):
         load_digits()
