@@ -5,11 +5,11 @@ must be those of the CPU.
 """
 
 import importlib
-import itertools
 import math
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,9 @@ def launches(_: None) -> dict[str, int]:
         front, optimizer = run.prepare(model, optimizer)
         loss = lambda micro: F.cross_entropy(front(micro.x), micro.y)  # noqa: E731
         found = {}
-        for batch in run.steps(run.loader(unisono.ArrayDataset(x, y), batch_size=16), epochs=2):
+        for batch in run.steps(
+            run.loader(unisono.ArrayDataset(x, y), batch_size=16), epochs=3
+        ):  # no guard looks at the third
             devices.counted["pageable"] = 0
             found["step"] = launched(lambda batch=batch: run.step(batch, loss))
     found["pageable"] = devices.counted["pageable"]
@@ -193,7 +195,7 @@ def refused(device: str, case: str) -> str:
     """Return what a step of two ranks says."""
 
     def play(transport: Transport) -> None:
-        place, calls = device if device == "cpu" else f"{device}:{transport.rank}", itertools.count()
+        place = device if device == "cpu" else f"{device}:{transport.rank}"
         with unisono.Run(replicas=2, transport=transport, device=place, witness=float(case == "witness")) as run:
             torch.manual_seed(1)
             model = batch_norm_model().to(place)
@@ -204,7 +206,7 @@ def refused(device: str, case: str) -> str:
                     model[2].running_mean.add_(1)
                 return rows.square().mean()
 
-            embed = lambda micro: front(micro.x) * (1 + (case == "calls") * next(calls))  # noqa: E731
+            embed = lambda micro: front(micro.x) * (1 + (case == "calls") * time.perf_counter())  # noqa: E731
             alone = lambda micro: front(micro.x).mean() * (1 + transport.rank)  # noqa: E731
             for batch in run.steps(run.loader(images(is_poisoned=False), batch_size=24), max_steps=1):
                 if case == "witness":

@@ -249,9 +249,9 @@ def changes_of(source: str) -> list[str]:
 
 
 HARMLESS = {
-    "experiments/chaos/dying.py": ("setattr(owner, name, value)",),  # our own board, in a worker that is to die
     "launchers/cell.py": ("setattr(error, '_render_traceback_'",),  # an error of ours, for IPython
     "strategies/data_parallel.py": ("setattr(copy, name,",),  # a copy of the user's model
+    "experiments/chaos/dying.py": ("setattr(owner, name, around(",),  # of our own, in workers that are to die
     "launchers/worker/child.py": ("LOADING_MARK",),
     "metrics/adapter.py": ("setattr(owner, name,",),  # a metric's own state
     "train/run_directory/newcomers.py": ("setattr(target, name, value)",),  # the run's own files

@@ -7,7 +7,8 @@ torch.
 from dataclasses import dataclass
 
 from unisono.errors import LaunchError, WorkerFailed
-from unisono.launchers.spec import SAME_COMMAND
+from unisono.launchers.program_files import names_us
+from unisono.launchers.spec import SAME_COMMAND, ScriptTarget
 from unisono.launchers.supervision.failure import Failure
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, WorkerGroup
@@ -95,7 +96,9 @@ def tell_what_is_kept(group: WorkerGroup) -> None:
     if not group.spec.again:
         return
     if not any(reading.pid for reading in told):
-        if group.spec.again != SAME_COMMAND:  # a program that called launch() has the exception itself
+        target = group.spec.target
+        may_begin = not isinstance(target, ScriptTarget) or names_us(target.path)
+        if may_begin and group.spec.again != SAME_COMMAND:  # a program that called launch() has the exception itself
             tell(f"stopped before a run began; nothing has been saved. Again: {group.spec.again}")
         return
     done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)

@@ -23,6 +23,14 @@ _OTHER_KINDS = {
 }
 
 
+def names_us(path: str) -> bool:
+    """Return whether a script's text has the name of this package: one that has not begins no run."""
+    try:
+        return b"unisono" in Path(path).read_bytes()
+    except OSError:
+        return False
+
+
 def why_not_a_script(typed: str) -> str | None:
     """Return what is wrong with the path of a script and how to mend it; None where Python can be let at it."""
     path = Path(typed)

@@ -324,5 +324,7 @@ def test_where_workers_may_go_on(capfd):
     assert check_live(spares, PLAN) is spares
     with pytest.raises(ConfigError, match=r"--spares 1 .* where hosts come and go \(--nnodes 1:2\)"):
         check_live(spares, elastic)
-    with pytest.raises(ConfigError, match="--elastic 1:2 is for workers of one host"):
-        check_live(LaunchSpec(target=spec.target, workers=2, live="auto", elastic="1:2"), PLAN)
+    bounds = LaunchSpec(target=spec.target, workers=2, live="auto", elastic="1:2")
+    assert check_live(bounds, PLAN) is bounds
+    with pytest.raises(ConfigError, match=r"--elastic 1:2 .* where hosts come and go \(--nnodes 1:2\)"):
+        check_live(bounds, elastic)

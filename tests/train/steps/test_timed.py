@@ -18,7 +18,7 @@ from unisono.train.steps.timed import TimedObjectives
 def test_one_is_made_of_an_objective_and_calls_its_present_loss():
     """The judge is there while the function runs, and gone when it has failed; what it looks for, it is given."""
     seen = []
-    judge = SimpleNamespace(is_looking=True, look_at=seen.append)
+    judge = SimpleNamespace(is_looking=True, look_at=seen.append, call=lambda function, micro: function(micro))
     timed = TimedObjectives(MixedPrecision(), judge, PhaseClock())
     objective = Objective(lambda micro: (micro, HERE.loss))
     made = timed.of(objective)
