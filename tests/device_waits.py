@@ -218,7 +218,7 @@ def refused(device: str, case: str) -> str:
         run_ranks(play, 2)
     except unisono.UnisonoError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        return re.sub(r"process \d+ on \S+\)|[0-9a-f]{16}", "", said)
+        return re.sub(r"process \d+ on \S+\)|[0-9a-f]{16}| from \d+ to \d+$", "", said)
     return "nothing"
 
 
