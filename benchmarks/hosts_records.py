@@ -127,7 +127,9 @@ def draw(folder: Path) -> None:
         ends = [y for line in lines for _, y in line.points]
         charts.append(line_view(
             f"{model}, {hosts} hosts", lines, "Mbit/s of a TCP stream while all send", "{:,.0f}".format, time_words,
-            log_x=True, log_y=(0.8 * min(ends), 1.25 * max(ends)),
+            finding=f"At {rates[0]:,.0f} Mbit/s unisono is {_beside(rows[0].ratio)}, at {rates[-1]:,.0f} Mbit/s "
+            f"{_beside(rows[-1].ratio)}.",
+            log_x=True, log_y=(0.8 * min(ends), 1.25 * max(ends)), y_label="time of a step, on a logarithmic scale",
         ))  # fmt: skip
     if not charts:
         raise SystemExit(f"hosts.py: expected records of two links for a model in {path}, found none")
@@ -135,6 +137,13 @@ def draw(folder: Path) -> None:
     lines = ["The limit: computing alone, or the bytes that each host has to send over what the wire carries."]
     draw_section(Section(title="Time of a step over the bandwidth between hosts", lines=lines, charts=charts), PICTURE)
     print(PICTURE)
+
+
+def _beside(ratio: float) -> str:
+    """Say how fast a step is beside DDP's."""
+    if 0.995 < ratio < 1.005:
+        return "as fast as DDP"
+    return f"{ratio:.2f} times as fast as DDP" if ratio > 1 else f"{1 / ratio:.2f} times as slow as DDP"
 
 
 def time_words(milliseconds: float) -> str:

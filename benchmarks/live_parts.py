@@ -29,6 +29,7 @@ from origin import commit
 from results import ROOT, Bar, Result
 
 from unisono.experiments.chaos.live_run import LiveRun
+from unisono.report.svg import LIGHT
 from unisono.system.heartbeat import HeartbeatPage
 
 HERE = Path(__file__).parent
@@ -255,10 +256,11 @@ def _watch(folder: Path, steps: int) -> tuple[dict[int, Track], float, int]:
 
 
 COLOURS = {
-    "data": "#c9c9c9", "compute": "#4f9bd0", "reduce": "#0b4a7a", "update": "#2f9e62", "record": "#8fcfab",
-    "save": "#e0a030", "evaluate": "#b58bd0", "between steps": "#e6e6e6", "joining": "#f3d9a4",
+    "data": LIGHT["c0"], "compute": LIGHT["c1"], "reduce": LIGHT["c3"], "update": LIGHT["c4"], "record": "#9aa0a6",
+    "save": LIGHT["c6"], "evaluate": LIGHT["c7"], "between steps": "#e6e6e6", "joining": "#c8d8c8",
 }  # fmt: skip
-WIDTH, LEFT, ROW, TOP = 900, 110, 34, 56
+"""Of the phases of a step, as in a report; there ``compute`` is cut into forward and backward."""
+WIDTH, LEFT, ROW, TOP = 900, 110, 34, 78
 
 
 def draw(tracks: dict[int, Track], killed: float, step: int) -> str:
@@ -278,11 +280,9 @@ def draw(tracks: dict[int, Track], killed: float, step: int) -> str:
         anchor = "end" if at == killed else "start"
         parts.append(f'<text x="{place(at):.1f}" y="{TOP - 14}" text-anchor="{anchor}" fill="{colour}">{told}</text>')
     parts += _legend(bottom)
-    for number in range(int((end - begin) * 10) + 1):
-        at = begin + number / 10
-        if number % 2 == 0:
-            parts.append(f'<text x="{place(at):.1f}" y="{bottom + 16}" text-anchor="middle" fill="#6b6b6b">'
-                         f"{1000 * (at - killed):.0f}</text>")  # fmt: skip
+    for number in range(int((end - killed) * 5) + 1):
+        parts.append(f'<text x="{place(killed + number / 5):.1f}" y="{bottom + 16}" text-anchor="middle" '
+                     f'fill="#6b6b6b">{200 * number} ms</text>')  # fmt: skip
     height = bottom + 64
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
@@ -290,7 +290,10 @@ def draw(tracks: dict[int, Track], killed: float, step: int) -> str:
         f"<title>Three workers; one is killed, the others finish the step, a fourth joins</title>"
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
     )
-    return "\n".join([head, f'<text x="{LEFT}" y="18" fill="#6b6b6b">Time in milliseconds, from the kill</text>',
+    found = f"Worker 1 is killed. The two others finish step {step}, {1000 * (max(ends) - killed):.0f} ms later"
+    found += f"; worker 3 joins {1000 * (min(joins) - killed):.0f} ms after the kill." if joins else "."
+    return "\n".join([head, f'<text x="8" y="20" font-size="15" font-weight="600" fill="#222222">{found}</text>',
+                      '<text x="8" y="40" fill="#6b6b6b">Time since the kill; each row is a worker.</text>',
                       *parts, "</svg>\n"])  # fmt: skip
 
 

@@ -72,8 +72,10 @@ def text(
 
 def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[int, int | None]]) -> list[str]:
     """Return a lane for each exact run: who computed which steps, and the fingerprint at its end."""
-    parts = [text(20, 34, "One job, 230 steps, run by", size=17, more=' font-weight="600"')]
-    parts.append(text(RIGHT, 34, "below each: SHA-256 of the weights", size=13, fill=FAINT, anchor="end"))
+    parts = [text(20, 34, f"{len(names)} runs, one result", size=17, more=' font-weight="600"')]
+    parts.append(
+        text(RIGHT, 34, f"{steps} steps each; below: SHA-256 of the weights", size=13, fill=FAINT, anchor="end")
+    )
     scale = (RIGHT - LEFT) / steps
     for row, name in enumerate(names):
         y = TOP + LANE * row
@@ -105,8 +107,8 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     begin = TOP + LANE * len(names) + 36
     top, bottom = begin + 76, begin + 256
     low, high = -4, 0
-    parts = [text(20, begin, "How far the loss is from that of one worker", size=17, more=' font-weight="600"')]
-    note = "same data, batches, seed; dropout masks and additions of DDP follow the workers"
+    parts = [text(20, begin, "With DDP the loss depends on the number of workers", size=17, more=' font-weight="600"')]
+    note = "distance from the loss on one worker, log scale; same data, batches and seed"
     parts.append(text(20, begin + 20, note, size=12, fill=FAINT))
 
     def height(value: float) -> float:

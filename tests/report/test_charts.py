@@ -56,6 +56,18 @@ def test_larger_is_higher_and_later_is_further_right():
         assert [y for _, y in spots] == sorted((y for _, y in spots), reverse=True)
 
 
+def test_a_logarithmic_axis_has_round_numbers():
+    """Also where nothing round was measured; with ticks at points it has these."""
+    line = Series(name="x", points=[(187, 1.0), (955, 2.0), (15649, 4.0)])
+    for at_points, expected in (
+        (False, ["200", "500", "1000", "2000", "5000", "10000"]),
+        (True, ["187", "955", "15649"]),
+    ):
+        tree = parsed(line_chart("x", [line], x_label="", spell_x="{:.0f}".format, spell_y="y{}".format, log_x=True,
+                                 ticks_at_points=at_points))  # fmt: skip
+        assert [node.text for node in tree.iter("text") if (node.text or "").isdigit()] == expected
+
+
 def test_error_bars_reach_from_low_to_high():
     """Below and above their point."""
     tree = parsed(drawn(Series(name="x", points=[(1, 2.0), (2, 3.0)], spread=[(1.0, 3.0), (2.0, 5.0)])))

@@ -280,7 +280,7 @@ def test_curves_say_what_they_show(tmp_path):
     assert all(chart.finding for chart in section.charts)
     assert section.charts[0].finding == "From 0.5858 to 0.03613, means of 10 steps."  # of 2 / step
     assert "last 0.9833" in section.charts[1].finding
-    assert 'class="line pale c1"' in section.charts[2].drawing.svg()
+    assert 'class="line pale c0"' in section.charts[2].drawing.svg()
 
 
 def test_running_means():

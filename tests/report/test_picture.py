@@ -31,6 +31,9 @@ def test_scaling_is_drawn(tmp_path):
         assert kinds(tree, "rect", "fill")
     assert [node.text for node in kinds(crowded, "text", "alarm")] == ["4", "4"]
     assert not kinds(roomy, "text", "alarm")
+    shown = " ".join(node.text or "" for node in crowded.iter("text"))
+    assert "Shortest on" in shown  # a finding above each chart
+    assert "of the ideal." in shown
     assert any("take turns" in (node.text or "") for node in crowded.iter("text"))
 
 

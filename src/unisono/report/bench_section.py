@@ -60,7 +60,8 @@ def _timings(
     points = [(row["bytes"], row["median_s"]) for row in sorted(limit, key=lambda row: row["bytes"])]
     if points:
         series.append(Series(name=f"{LIMIT} (limit)", points=points, is_limit=True))
-    return line_view(title, series, "buffer", spell_bytes, spell_seconds, log_x=True, log_y=ends)
+    return line_view(title, series, "buffer", spell_bytes, spell_seconds, log_x=True, log_y=ends,
+                     ticks_at_points=True)  # fmt: skip
 
 
 def strategies_section(rows: Sequence[Row], title: str) -> Section:
@@ -85,11 +86,21 @@ def strategies_section(rows: Sequence[Row], title: str) -> Section:
         found = dict(zip(names, values, strict=True))
         charts.append(
             _differences(column, found) if column in _ALIKE and BASE in found else
-            bar_view(column, {bar: {column: value} for bar, value in found.items()}, "strategy", spell_count)
+            bar_view(column, {bar: {column: value} for bar, value in found.items()}, "strategy", spell_count,
+                     finding=_ends(found))
         )  # fmt: skip
     return Section(
         title=title, lines=[_fastest(dict(zip(names, columns["samples a second"], strict=True)))], charts=charts
     )
+
+
+def _ends(values: Mapping[str, float]) -> str:
+    """Return who has least and who most, in one sentence."""
+    low, high = min(values.values()), max(values.values())
+    if low == high:
+        return f"{spell_count(low)} in all."
+    least, most = ([name for name, value in values.items() if value == end] for end in (low, high))
+    return f"Least: {', '.join(least)} ({spell_count(low)}). Most: {', '.join(most)} ({spell_count(high)})."
 
 
 def _fastest(speeds: Mapping[str, float]) -> str:
@@ -106,4 +117,6 @@ def _differences(column: str, values: Mapping[str, float]) -> Chart:
     apart = {name: value - values[BASE] for name, value in values.items() if name != BASE}
     rows = [[name, spell_count(value), f"{value - values[BASE]:+.2f}"] for name, value in values.items()]
     table = Table(title=column, head=["strategy", column, f"beside {BASE}"], rows=rows, numeric=frozenset({1, 2}))
-    return Chart(title=title, drawing=difference_bars(title, apart, spell="{:+.2f}".format), values=table)
+    drawing = difference_bars(title, apart, spell="{:+.2f}".format, less_is_good="memory" in column)
+    note = f"Green: better than {BASE}. Orange: worse." if any(apart.values()) else ""
+    return Chart(title=title, drawing=drawing, values=table, note=note, finding=_ends(values))

@@ -37,6 +37,7 @@ class Series:
     labels: Sequence[str] = ()  #: For each point a text beside it; empty where there is none.
     is_limit: bool = False  #: A dashed line without points, such as the ideal.
     is_pale: bool = False  #: A thin, pale line without points: what a smooth one was made of.
+    colour: int | None = None  #: Of another line, by its place; None: its own.
 
 
 @final
@@ -121,7 +122,7 @@ def line_chart(
         y = scale_y(mark)
         out.line([(_LEFT, y), (WIDTH - _RIGHT, y)], "grid")
         out.text(_LEFT - 6, y + 4, spell_y(mark), at="end")
-    wanted = xs if ticks_at_points or log_x else ticks(xs[0], xs[-1], 6)
+    wanted = xs if ticks_at_points else (log_x and _log_ticks(xs[0], xs[-1])) or ticks(xs[0], xs[-1], 6)
     for x in _spread(wanted, xs, scale_x, max(width_of(spell_x(x)) for x in wanted) + 10):
         kind = "alarm" if x in alarms else "tick"
         out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
@@ -161,7 +162,8 @@ def _scale(low: float, high: float, begin: float, end: float, log: bool = False)
 
 
 def _kind(number: int, line: Series) -> str:
-    return "line limit" if line.is_limit else f"line {'pale ' * line.is_pale}{_colour(number)}"
+    own = number if line.colour is None else line.colour
+    return "line limit" if line.is_limit else f"line {'pale ' * line.is_pale}{_colour(own)}"
 
 
 def _line(
@@ -200,8 +202,8 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     return out
 
 
-def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell) -> Drawing:
-    """Return one horizontal bar for each entry, to the left or right of a line at 0."""
+def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell, less_is_good: bool) -> Drawing:
+    """Return one horizontal bar for each entry, to the left or right of a line at 0: green is better, orange worse."""
     out = _rows(label, list(values), [])
     longest = max([*map(abs, values.values()), 1e-12])
     reach = (WIDTH - _NAMES - 2 * 74) / 2
@@ -210,7 +212,9 @@ def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell) ->
         y, length = 6 + row * _BAR, abs(value) / longest * reach
         left = middle - length if value < 0 else middle
         if length > 0.05:
-            out.box(left, y, length, _BAR - 6, f"fill c{1 if value < 0 else 0}", f"{bar}: {spell(value)}")
+            out.box(
+                left, y, length, _BAR - 6, f"fill c{2 if (value < 0) == less_is_good else 5}", f"{bar}: {spell(value)}"
+            )
         out.text(left - 6 if value < 0 else left + length + 6, y + 15, spell(value), at="end" if value < 0 else "start")
     out.line([(middle, 4), (middle, 6 + _BAR * len(values))], "grid")
     return out

@@ -65,7 +65,8 @@ def _section(told: Mapping[str, Any]) -> Section:
     }
     charts = [
         line_view(
-            "Efficiency by strategy", series, "ranks", spell_count, percent, log_x=len(rows) > 1, y_label="efficiency",
+            "Efficiency by strategy", series, "ranks", spell_count, percent, log_x=len(rows) > 1, ticks_at_points=True,
+            y_label="efficiency",
             finding=f"On {spell_count(rows[-1]['ranks'])} ranks {chosen} is best, with "
             f"{percent(best[-1]['efficiency'])}; the others are pale.",
         ),

@@ -5,38 +5,53 @@ from pathlib import Path
 
 from unisono.errors import ConfigError
 from unisono.report.content import Chart, Section
-from unisono.report.svg import LIGHT, STYLE, WIDTH, Drawing, cut
+from unisono.report.svg import LIGHT, STYLE, WIDTH, Drawing, cut, width_of
 from unisono.system.files import write_whole
 
 MARK = "<!-- unisono -->"
 """By which a picture of ours is known."""
 
 # Titles are bold: they are cut as if they were a fifth larger.
-_EDGE, _GAP, _TITLE = 24, 32, 26
+_EDGE, _GAP, _TITLE, _LINE = 24, 32, 26, 18
 _STYLE = re.sub(r"var\(--(\w+)\)", lambda match: LIGHT[match[1]], STYLE)  # not every viewer knows variables
 
 
 def draw_section(section: Section, path: str | Path, most: int | None = None) -> None:
-    """Draw a section's title, lines and first charts, two in a row."""
+    """Draw a section's title, lines and first charts, two in a row, each below what it shows."""
     charts = section.charts[:most]
     columns = min(2, len(charts))
     width = columns * WIDTH + (columns - 1) * _GAP
     rows = [charts[at : at + columns] for at in range(0, len(charts), columns)]
-    heights = [max(_height(chart) for chart in row) + _GAP for row in rows]
+    # What a row shows takes as many lines above each of its charts as the longest one needs.
+    deep = [_LINE * max(len(_wrapped(chart.finding)) for chart in row) for row in rows]
+    heights = [max(_height(chart) for chart in row) + _GAP + more for row, more in zip(rows, deep, strict=True)]
     top = 64.0 + 20 * len(section.lines)
     sheet = Drawing(section.title, top + sum(heights), width + 2 * _EDGE)
     sheet.text(_EDGE, 34, cut(section.title, width, 23), "name", size=19, bold=True)
     for number, line in enumerate(section.lines):
         sheet.text(_EDGE, 56 + 20 * number, cut(line, width, 13), size=13)
-    for row, height in zip(rows, heights, strict=True):
+    for row, height, more in zip(rows, heights, deep, strict=True):
         for number, chart in enumerate(row):
             left = _EDGE + number * (WIDTH + _GAP)
             sheet.text(left, top + 14, cut(chart.title, WIDTH, 17), "name", size=14, bold=True)
-            sheet.put(chart.drawing, left, top + _TITLE)
+            for place, line in enumerate(_wrapped(chart.finding), start=1):
+                sheet.text(left, top + 14 + _LINE * place, cut(line, WIDTH, 13), "name", size=13)
+            sheet.put(chart.drawing, left, top + _TITLE + more)
             if chart.note:
-                sheet.text(left + 10, top + _height(chart) - 4, cut(chart.note, WIDTH - 10))
+                sheet.text(left + 10, top + _height(chart) + more - 4, cut(chart.note, WIDTH - 10))
         top += height
     save(sheet, path)
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return a sentence in lines that fit above a chart."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and width_of(f"{lines[-1]} {word}", 13) <= WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _height(chart: Chart) -> float:

@@ -195,7 +195,7 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
     losses = [Series(name=name, points=thinned(smoothed, num_runs)),
               Series(name="test_loss", points=thinned(tested, num_runs))]  # fmt: skip
     if width > 1:
-        losses.append(Series(name="each step", points=thinned(run.losses, num_runs), is_pale=True))
+        losses.append(Series(name="each step", points=thinned(run.losses, num_runs), is_pale=True, colour=0))
     known = run.losses + tested
     yield from _lines("Loss", losses, finding=from_to(run.losses), log_y=log_ends(known), y_label=loss_label(known))
     for name, points in list(metrics.items())[:_MOST_METRICS]:
@@ -203,7 +203,7 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
         yield from _lines(name, [line], from_zero=False, finding=range_of(points), y_label=name)
     speed = run.throughput()
     lines = [Series(name=f"median of {SMOOTH} steps", points=thinned(smooth(speed), num_runs)),
-             Series(name="each step", points=thinned(speed, num_runs), is_pale=True)]  # fmt: skip
+             Series(name="each step", points=thinned(speed, num_runs), is_pale=True, colour=0)]  # fmt: skip
     values = sorted(value for _, value in speed) or [0.0]
     finding = (
         f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "

@@ -7,7 +7,7 @@ from typing import Any
 from unisono.report.charts import Series, Spell
 from unisono.report.content import Chart, Remark, Section, Table, bar_view, line_view
 from unisono.scaling.study import STEP_PHASES, Study, beyond_ideal, summarise
-from unisono.system.words import spell_count, spell_seconds
+from unisono.system.words import counted, spell_count, spell_seconds
 
 _HEAD = ["workers", "step", "fastest to slowest", "samples/s", "speed-up", "efficiency", "start-up", "saving", "load"]
 _MEANING = {
@@ -121,12 +121,17 @@ def _section(study: Study) -> Section:
     ]  # fmt: skip
     crowded = frozenset(float(row.workers) for row in rows if row.is_oversubscribed)
     red = "Red: more workers than cores, which take turns." if crowded else ""
+    least, best, last = min(rows, key=lambda row: row.step_s), max(rows, key=lambda row: row.speedup), rows[-1]
+    longest = max(last.phases_s, key=lambda phase: last.phases_s[phase])
     charts = [
         _chart("Time of a step", [Series(name="measured", points=points, spread=spread),
-                                  Series(name="ideal", points=ideal, is_limit=True)], spell_seconds, alarms=crowded),
-        _chart("Speed-up; efficiency beside it", speed, _times, alarms=crowded, note=red),
+                                  Series(name="ideal", points=ideal, is_limit=True)], spell_seconds, alarms=crowded,
+               finding=f"Shortest on {counted(least.workers, 'worker')}: {spell_seconds(least.step_s)}."),
+        _chart("Speed-up; efficiency beside it", speed, _times, alarms=crowded, note=red,
+               finding=f"Highest on {counted(best.workers, 'worker')}: {_times(best.speedup)}, "
+               f"{best.efficiency:.0%} of the ideal."),
         bar_view("Where a step goes", {f"{row.workers} workers": row.phases_s for row in rows}, "workers",
-                 spell_seconds),
+                 spell_seconds, finding=f"On {counted(last.workers, 'worker')} most of it is {longest}."),
     ]  # fmt: skip
     for count in study.workers:
         found = [trial for trial in study.trials if trial.workers == count]
