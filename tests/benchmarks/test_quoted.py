@@ -65,7 +65,7 @@ def test_a_changed_record_changes_all_its_sentences(pages):
     record.write_text(re.sub(r'"(samples|median)": (\[?)2\.9', r'"\1": \g<2>4.4', record.read_text()))
     assert play(pages).returncode == 0
     for page in ("README.md", "docs/costs.md"):
-        assert "else 4.4 s, from the last checkpoint" in (pages / page).read_text()
+        assert "a restart takes 4.4 s" in (pages / page).read_text()
 
 
 def test_a_sentence_that_is_gone_is_missed(pages):
