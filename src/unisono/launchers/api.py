@@ -48,8 +48,8 @@ def launch(
 
     Args:
         fn: A function at the top level of a module or of the starting script. With cloudpickle (``pip install
-            'unisono[notebook]'``) also one of a notebook or an interactive session, a lambda, a nested function: the
-            workers get it with copies of the values that it uses.
+            cloudpickle``) also one of a notebook or an interactive session, a lambda, a nested function: the workers
+            get it with copies of the values that it uses.
         *args: Passed to `fn`; pickled.
         workers: Number of processes, or ``auto``: one per GPU, else one per core, at most `replicas`.
         threads: Threads per worker. None: the user's ``OMP_NUM_THREADS``, or 1.
