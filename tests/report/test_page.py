@@ -14,6 +14,7 @@ from unisono.errors import ConfigError
 from unisono.report.charts import mean_of, smooth
 from unisono.report.content import Section, Table
 from unisono.report.page import MOST_BYTES, render, write_page
+from unisono.report.run_view import read_run
 from unisono.report.sources import sections_of
 
 VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
@@ -93,7 +94,20 @@ def test_workers_that_came_and_went(tmp_path):
     assert "died" not in " ".join(read(page_of(run, out=tmp_path / "calm.html")).text)
     result = json.loads((run / "result.json").read_text()) | {"deaths": 2, "joins": 1, "released": 0}
     write(run / "result.json", result)
-    assert "2 (2 died, 1 joined)" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    assert "2 (2 died, 1 joined)" in told and "No interruption. Of the workers, 2 died, 1 joined." in told
+
+
+def test_who_leads_when_the_first_rank_has_died(tmp_path):
+    """Its last step ends what is read of it; from there on the next one's checkpoints and evaluations count."""
+    run = make_run(tmp_path / "run")
+    whole = {record.step for record in read_run(run).led()}
+    path = run / "phases" / "rank-0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: len(lines) // 2]))
+    led = read_run(run).led()
+    assert {record.step for record in led} == whole and {record.rank for record in led} == {0, 1}
+    assert len(led) == len(whole)
 
 
 def test_the_last_second_of_a_killed_run(tmp_path):

@@ -32,6 +32,7 @@ MISTAKES = {
     "flattened over samples": (X.view(1, 8), Y, lambda x: LINEAR(x.view(-1, 4)[:1]), BARE, "makes 1 rows of 2 samples"),
     "two shapes": (X, Y.float(), nn.Linear(4, 1), F.binary_cross_entropy_with_logits, ".squeeze(1)"),
     "whole targets": (X, torch.ones(2, 3).long(), LINEAR, F.binary_cross_entropy_with_logits, "takes targets with"),
+    "targets first": (X, Y, LINEAR, lambda output, y: BARE(y, output), "outputs come first, then targets"),
     "larger images": (torch.ones(2, 9), Y, LINEAR, BARE, "nn.Linear(4, 3) was given 2 rows of 9 numbers. If"),
     "no channels": (torch.ones(2, 4, 4), Y, CONVOLUTION, BARE, "images[:, None]"),
     "channels last": (torch.ones(2, 4, 4, 3), Y, nn.Conv2d(3, 2, 1), BARE, "images.transpose(0, 3, 1, 2)"),
@@ -66,6 +67,15 @@ class Ragged:
 
     dtype, is_nested = torch.float32, True
     shape = property(lambda _: int("none"))
+
+
+@pytest.mark.parametrize("model", [LINEAR, CONVOLUTION, TOKENS, nn.Flatten()], ids=lambda model: type(model).__name__)
+def test_a_model_is_given_the_whole_micro_batch(model):
+    """``model(micro)`` in place of ``model(micro.x)``."""
+    micro = Micro(replica=0, num_samples=2, data=XY(X, Y))
+    with pytest.raises((TypeError, AttributeError)) as caught, explained(1, micro, 2):
+        model(micro.data)
+    assert any("model(micro.x)" in note or "has .x and .y" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("data", [None, np.ones(2), {"text": "a", "ragged": Ragged()}, [X], ast.Name("a")])

@@ -275,7 +275,7 @@ def _timeline(run: RunView) -> Iterator[Chart]:
             spans.append(Span(row="training", began=before.ended_s - origin, ended=after.began_s - origin,
                               kind="interrupted", text=text))  # fmt: skip
     for kind in BETWEEN:
-        longest = [record for record in run.phases if record.rank == 0 and record.ns.get(kind, 0) > 1_000_000]
+        longest = [record for record in run.led() if record.ns.get(kind, 0) > 1_000_000]
         longest = sorted(longest, key=lambda record: -record.ns[kind])[:_MOST_ROWS]
         for record in sorted(longest, key=lambda record: record.began_ns):
             ended = (record.began_ns + sum(record.ns.values())) / 1e9 - origin
@@ -291,6 +291,8 @@ def _timeline(run: RunView) -> Iterator[Chart]:
     breaks = [span for span in spans if span.kind == "interrupted"]
     lost = sum(span.ended - span.began for span in breaks)
     finding = f"{counted(len(breaks), 'interruption')}, {spell_seconds(lost)} in all." if breaks else "No interruption."
+    if changes := run.changes().strip(" ()"):
+        finding = f"{finding} Of the workers, {changes}."
     yield Chart(
         title="The run in time", drawing=drawn, values=table, note="Since the first step, by the hosts' clocks.",
         finding=finding,

@@ -69,6 +69,14 @@ class RunView:
             if step in sizes and (seconds := max(step_seconds(record) for record in records)) > 0
         ]
 
+    def led(self) -> list[StepPhases]:
+        """Return the records of the rank that led in each step: another one, where the first has died."""
+        lowest: dict[tuple[int, int], int] = {}
+        for record in self.phases:
+            place = record.launch, record.step
+            lowest[place] = min(record.rank, lowest.get(place, record.rank))
+        return [record for record in self.phases if record.rank == lowest[record.launch, record.step]]
+
     def worlds(self) -> str:
         """Return the numbers of workers of the launches, in words."""
         sizes = [launch.world_size for launch in self.launches] or [self.result.get("world_size", "?")]

@@ -101,6 +101,16 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
     ),
     (
         TypeError,
+        r"got \(XY\b|not XY\b|'XY' object",
+        "Hint: the model takes the inputs of a micro-batch, not all of it: model(micro.x).",
+    ),
+    (
+        RuntimeError,
+        r"softmax\w*\" not implemented for '(?:Long|Int)'",
+        "Hint: outputs come first, then targets: cross_entropy(model(micro.x), micro.y); a Trainer gives them so.",
+    ),
+    (
+        TypeError,
         "tuple indices must be integers or slices, not str",
         "Hint: the micro-batch is a pair: micro.x and micro.y.",
     ),
