@@ -140,8 +140,7 @@ _MISSING = {
     "optimizer": "model and optimizer are given together, once: model, optimizer = run.prepare(model, optimizer); "
     "Trainer(run, model, optimizer, loss=...).",
     "part": "a name, and what is saved: run.register('schedule', scheduler).",
-    "loss_function": "run.step(batch, lambda micro: loss(model(micro.x), micro.y)) computes the loss, its gradients and "
-    "the update.",
+    "loss_function": "run.step(batch, lambda micro: loss(model(micro.x), micro.y)); it does backward and update, too.",
     "metrics": "run.evaluate(test_set, lambda micro: (model(micro.x), micro.y), {'accuracy': unisono.Accuracy()}).",
 }
 """What to write where an argument is missing that other libraries' functions do not need."""
