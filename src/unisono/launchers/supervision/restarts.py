@@ -108,10 +108,11 @@ class Restarts:
 def _how_to_go_on(ending: Ending) -> str:
     if not ending.saved or ending.is_unkillable:
         return ""
-    first = f"Hint: the newest checkpoint is of step {ending.saved}; the same command goes on from there"
+    # A later one may have been committed since the last step that was told of.
+    first = f"Hint: the newest checkpoint is of step {ending.saved} or later; the same command goes on from there"
     if ending.error or ending.is_final:
         return f"{first}, once the cause is removed."
-    return f"{first}. With --max-restarts 3 (max_restarts=3) it does so by itself."
+    return f"{first}. With --max-restarts 3 (max_restarts=3) it does so by itself, with --live auto without going back."
 
 
 def _place(ending: Ending) -> str:
