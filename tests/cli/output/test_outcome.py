@@ -145,3 +145,18 @@ def test_a_message_cannot_flood_or_steer_the_terminal(capsys):
     assert len(told) < 2500
     assert told.startswith("unisono train: got xxx")
     assert told.endswith(". Hint: less\n")
+
+
+def test_ctrl_c_while_a_class_is_made():
+    """Until Python 3.12 it comes as a `RuntimeError`; the control: any other one is none of ours."""
+
+    class Interrupts:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def load():
+        type("World", (), {"part": Interrupts()})
+
+    assert perform("diff", load) == 130
+    with pytest.raises(RuntimeError, match="of its own"):
+        perform("diff", raising(RuntimeError("of its own")))

@@ -97,6 +97,7 @@ def perform(
 
     Raises:
         RunStopped: A run that is kept was asked to stop, and has saved.
+        RuntimeError: As it came; not where Ctrl-C is its cause.
 
     Returns:
         0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 141
@@ -121,6 +122,10 @@ def perform(
         if isinstance(error, WorkerFailed):
             return error.exit_code
         return USAGE_ERROR if isinstance(error, ConfigError | DataError) else FAILED
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return _interrupted(verb, interrupted)  # in the midst of an import: until 3.12 a class that is made wraps it
 
 
 def _interrupted(verb: str, what: Callable[[], str] | None) -> int:
