@@ -2,7 +2,7 @@
 
     python benchmarks/hosts.py [--hosts 2,3] [--models SimpleCNN,GatedCNN,MLP,GPT] [--links none,10gbit,1gbit,200mbit]
                                [--ways ddp-whole,...] [--ranks 1] [--replicas 2,4] [--run JSON] [--rounds 9]
-                               [--seconds 200] [--again] [--picture] [--quick] [--out DIR]
+                               [--seconds 200] [--pinned] [--again] [--picture] [--quick] [--out DIR]
 
 Hosts are network namespaces of this machine with a host name each, two joined by a veth pair, more by a bridge; ``tc``
 limits what each of them sends. ``--ranks`` processes a host (1), one thread each. Contestants are processes of their
@@ -10,8 +10,10 @@ own on the same hosts, which take blocks of steps in turn, every other round bac
 does. DDP is torch's own with its own buckets (their sizes are recorded) and gradients as views of them; ``ddp-whole``
 (one bucket), ``ddp-bf16`` and ``ddp-powersgd`` are told beside it where ``--ways`` names them, and so are
 ``rounded-bf16`` and ``rounded-int8``, the exact step with ``--compress``, one replica a rank. ``live`` is the exact
-step, one replica a rank, with live recovery on, and is told beside the same step without it. A sample is the time of a
-step in a block, of the slowest rank.
+step, one replica a rank, with live recovery on, beside the same step without it: two runs of the same processes, which
+take short blocks in turn, five for each round, since processes alone differ by 3 %. A sample is the time of a step in a
+block, of the slowest rank. With ``--pinned`` each rank keeps to one core, as hosts do that share none: a variant with
+records of its own.
 
 The limit is the longer of two: computing, a bare loop over the same micro-batches on all ranks at once without any
 exchange; and the wire, 2 (H - 1) / H of the gradients' bytes, of H hosts, over what a plain TCP stream reaches between
@@ -94,8 +96,13 @@ class Contestant:
         return json.loads(line)
 
 
-def start(network: Network, ranks: int, number: int, words: Sequence[str], folder: Path) -> Contestant:
-    """Start a contestant, so many ranks on each host; it is ready when it has answered once."""
+def start(
+    network: Network, ranks: int, number: int, words: Sequence[str], folder: Path, cores: Sequence[int]
+) -> Contestant:
+    """Start a contestant, so many ranks on each host; it is ready when it has answered once.
+
+    Its ranks keep to the `cores`, in turn, where there are any.
+    """
     size, name = len(network.names) * ranks, "-".join([*words[:2], *words[3:]])
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("UNISONO_", "RANK", "WORLD_SIZE"))}
     logs = [folder / f"{name}-{rank}.log" for rank in range(size)]
@@ -105,6 +112,7 @@ def start(network: Network, ranks: int, number: int, words: Sequence[str], folde
         place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": host,
                  "MASTER_ADDR": network.addresses[0], "MASTER_PORT": 29500 + number, "OMP_NUM_THREADS": 1,
                  "GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+        place |= {"CORE": cores[rank % len(cores)]} if cores else {}
         command = [*network.within(host), sys.executable, str(HERE / "hosts_rank.py"), *words]
         with logs[rank].open("w") as log:
             processes.append(subprocess.Popen(
@@ -119,9 +127,10 @@ class Field:
     """The hosts and all contestants on them; everything ends with it."""
 
     def __init__(
-        self, hosts: int, ranks: int, replicas: Sequence[int], options: dict[str, Any], ways: Sequence[str]
-    ) -> None:
-        self.hosts, self.ranks, self.replicas = hosts, ranks, replicas
+        self, hosts: int, ranks: int, replicas: Sequence[int], options: dict[str, Any], ways: Sequence[str],
+        cores: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.hosts, self.ranks, self.replicas, self.cores = hosts, ranks, replicas, cores
         self.bandwidths: dict[str, tuple[float, float]] = {}
         self._live_is_old = False
         with contextlib.ExitStack() as still:
@@ -145,7 +154,7 @@ class Field:
             self.open = still.pop_all()
 
     def _start(self, words: Sequence[str], folder: Path) -> Contestant:
-        self._started.append(start(self.network, self.ranks, len(self._started), words, folder))
+        self._started.append(start(self.network, self.ranks, len(self._started), words, folder, self.cores))
         return self._started[-1]
 
     def _end(self) -> None:
@@ -163,8 +172,9 @@ class Field:
             self.exact["live"].answers()
         self._live_is_old = True
         samples = {str(count): SAMPLES[model] * self.hosts * self.ranks // count for count in self.replicas}
-        for contestant in self.exact.values():
-            contestant.ask(do="build", model=model, samples=samples, ways=["exact"])
+        for way, contestant in self.exact.items():
+            own = ["live", "off"] if way == "live" else ["exact"]
+            contestant.ask(do="build", model=model, samples=samples, ways=own)
         tells = [way for way in tells if way not in OWN]
         ways = ["ddp", *tells, *(f"compute-{count}" for count in self.replicas)]
         return self.plain.ask(do="build", model=model, samples=samples, ways=ways)[0]["bytes"]
@@ -189,6 +199,22 @@ class Field:
             }
         times = [self.plain.ask(each, do="stream", num_bytes=num_bytes) for _ in range(3)]
         return statistics.median(min(said["rate"] for said in told if said["rate"]) for told in times)
+
+
+def pairs(both: Contestant, count: int, seconds: float) -> dict[str, list[dict[str, float]]]:
+    """Let two runs of the same processes take so many blocks in turn, and return what `play` does, by run."""
+    first = both.ask(do="pairs", count=2, steps=2)
+    step = max(one["seconds"] for said in first for way in said for one in said[way])
+    steps = max(2, min(10, int(0.3 / step)))
+    count = max(2, min(count, int(seconds / (2 * (steps + 1) * step))))
+    told = both.ask(do="pairs", count=count, steps=steps)
+    return {
+        way: [
+            {key: max(one[key] for one in ranks) for key in ranks[0]}
+            for ranks in zip(*(said[way] for said in told), strict=True)
+        ]
+        for way in told[0]
+    }
 
 
 def rate_of(link: str) -> int:
@@ -236,6 +262,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--replicas", help="(as many as ranks, twice as many; of 3 ranks 8 too)")
     parser.add_argument("--run", default="{}", metavar="JSON", help="options of Run: a variant")
     parser.add_argument("--seconds", type=float, default=200, help="longest time of a cell (200)")
+    parser.add_argument("--pinned", action="store_true", help="each rank keeps to one core, in turn")
     parser.add_argument("--again", action="store_true", help="take cells that are there of this src too")
     parser.add_argument("--picture", action="store_true", help="draw the records, measure nothing")
     given = parser.parse_args()
@@ -281,7 +308,7 @@ def cells(given: argparse.Namespace, hosts: int) -> Iterator[tuple[str, str, str
     there = {one.name: one.commit for one in read(path)} if path.exists() else {}
     for model in given.models:
         for link in given.links:
-            variant = slug(given.run) if given.options else ""
+            variant = f"{slug(given.run) if given.options else ''}{' pinned' * given.pinned}"
             cell = slug(f"{model} {hosts if given.ranks == 1 else f'{hosts}x{given.ranks}'} {link} {variant}")
             commits = {there.get(f"{cell}-exact-{count}") for count in replicas_of(given, hosts)}
             if given.again or not all(commit and is_same_source(commit, HERE / "hosts.py") for commit in commits):
@@ -296,23 +323,28 @@ def measure(given: argparse.Namespace, hosts: int) -> None:
     if not todo:
         return
     replicas = replicas_of(given, hosts)
-    field = Field(hosts, given.ranks, replicas, given.options, given.ways)
+    cores = sorted(os.sched_getaffinity(0)) if given.pinned else ()
+    field = Field(hosts, given.ranks, replicas, given.options, given.ways, cores)
     with field.open:
         for model, link, cell in todo:
             num_bytes = field.build(model, given.ways)
             both, one_way = field.limit(link)
             ways = {"ddp": (field.plain, "ddp")}
-            ways |= {way: (field.exact[way], "exact") if way in OWN else (field.plain, way) for way in given.ways}
+            others = [way for way in given.ways if way != "live"]
+            ways |= {way: (field.exact[way], "exact") if way in OWN else (field.plain, way) for way in others}
             for count in replicas:
                 ways |= {f"exact-{count}": (field.exact[count], "exact"),
                          f"compute-{count}": (field.plain, f"compute-{count}")}  # fmt: skip
             found = play(ways, rounds_of(given), given.seconds, given.every)
+            if "live" in given.ways:
+                found |= pairs(field.exact["live"], 5 * rounds_of(given), given.seconds)
             asked = {"rounds": given.rounds, "replicas": given.replicas, "ranks": given.ranks - 1 and given.ranks}
             picked = [f"--{name} {value}" for name, value in asked.items() if value]
             picked += [f"--run '{given.run}'"] if given.options else []
+            picked += ["--pinned"] * given.pinned
             facts = {
                 "model": model, "hosts": hosts, "ranks a host": given.ranks, "link": link,
-                "variant": f", {given.run}" if given.options else "",
+                "variant": (f", {given.run}" if given.options else "") + ", a core each" * given.pinned,
                 "Mbit/s": rounded(both * 8e-6), "one way, Mbit/s": rounded(one_way * 8e-6),
                 "batch": SAMPLES[model] * hosts * given.ranks, "MB of gradients": round(num_bytes / 1e6, 2),
                 "wire_ms": 2e3 * (hosts - 1) / hosts * num_bytes / both / given.every,

@@ -2,7 +2,8 @@
 
     python benchmarks/hosts_rank.py exact REPLICAS OPTIONS [live] | plain
 
-``exact`` steps with `unisono.Run`; ``live`` lets it go on without a rank, with a launcher that has nothing to say;
+``exact`` steps with `unisono.Run`; ``live`` has two of them, and lets one go on without a rank, with a launcher that
+has nothing to say. Where CORE is in the environment, a rank keeps to the core of that number.
 ``plain`` is torch alone: DDP in several ways, the same model without any exchange, and streams over TCP. All keep freed
 memory, as `Run` does, so that nothing but the exchange differs.
 """
@@ -90,13 +91,16 @@ class Exact:
         self.open = contextlib.ExitStack()
 
     def build(self, model: str, samples: dict[str, int], ways: list[str]) -> tuple[dict[str, Step], dict[str, Any]]:
-        """Return the one way; `samples` of a micro-batch by number of replicas."""
+        """Return the ways, a run each; `samples` of a micro-batch by number of replicas."""
         self.open.close()
-        if self.is_live:
+        return {way: self._step(model, samples[str(self.replicas)], is_live=way == "live") for way in ways}, {}
+
+    def _step(self, model: str, samples: int, *, is_live: bool) -> Step:
+        if is_live:
             self._hear_nothing()
         self.run = run = self.open.enter_context(unisono.Run(seed=0, replicas=self.replicas, **self.options))
-        net, x, y = job(model, samples[str(self.replicas)])
-        return {way: exact_step(run, net, x, y) for way in ways}, {}
+        os.environ.pop("UNISONO_LIVE", None)
+        return exact_step(run, *job(model, samples))
 
     def meet(self) -> None:
         """Wait for the others."""
@@ -181,6 +185,15 @@ def block(step: Step, meet: Step, warm_up: int, steps: int) -> dict[str, Any]:
     return {"seconds": taken / steps, "sent": (int(SENT.read_text()) - before) / steps}
 
 
+def pairs(ways: dict[str, Step], meet: Step, count: int, steps: int) -> dict[str, Any]:
+    """Take blocks of two ways in turn, every other time backwards, and return what `block` does, by way."""
+    found: dict[str, Any] = {way: [] for way in ways}
+    for index in range(count):
+        for way in ways if index % 2 == 0 else reversed(ways):
+            found[way].append(block(ways[way], meet, 1, steps))
+    return found
+
+
 def stream(num_bytes: int, peer: str | None, *, takes: bool) -> dict[str, Any]:
     """Send to `peer` if there is one, take what another host sends if this rank `takes`, and return bytes/s taken.
 
@@ -219,6 +232,8 @@ def main() -> None:
     """Answer until there is nothing more to read."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints
+    if core := os.environ.get("CORE"):
+        os.sched_setaffinity(0, {int(core)})
     torch.set_num_threads(1)
     keep_freed_memory()
     kind, *words = sys.argv[1:]
@@ -236,6 +251,8 @@ def main() -> None:
                 ways, said = worker.build(**asked)
             case "block":
                 said = block(ways[asked["way"]], worker.meet, asked["warm_up"], asked["steps"])
+            case "pairs":
+                said = pairs(ways, worker.meet, asked["count"], asked["steps"])
             case "buckets":
                 said = {"buckets": worker.buckets() if isinstance(worker, Plain) else []}
             case "stream":

@@ -64,11 +64,10 @@ def records(
         for way in times if way in TELLS and way != "live"
     ]  # fmt: skip
     if "live" in times:
-        off = f"exact-{facts['hosts'] * facts['ranks a host']}"
         rows.append(Result.of(
-            f"{cell}-live", times["live"], against=times[off], peer="live recovery off", unit="ms a step", **common,
+            f"{cell}-live", times["live"], against=times["off"], peer="live recovery off", unit="ms a step", **common,
             what=f"a step with live recovery, {label}", bar=Bar(of="ratio", at_least=0.99),
-            settings=settings | {"sent, MB": sent["live"], "without, MB": sent[off]},
+            settings=settings | {"sent, MB": sent["live"], "without, MB": sent["off"]},
         ))  # fmt: skip
     return rows
 

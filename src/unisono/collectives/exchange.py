@@ -62,6 +62,12 @@ class Exchange(ABC):
             may raise PeerLost.
         """
 
+    def await_seal(self) -> None:  # noqa: B027 - most have nothing more to wait for
+        """Return when what all ranks were to get in this step is there, after what `tell` has returned.
+
+        Until then another rank may lack what this one has: nothing that stays may follow from it.
+        """
+
     def choose_codec(self, mode: str) -> None:  # noqa: B027 - most send nothing over a wire
         """Say how what crosses the wire is coded from the next step on: ``none``, ``planes``, or ``auto``."""
 

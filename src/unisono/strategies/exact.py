@@ -154,6 +154,8 @@ class Exact(Strategy):
         if self._objective.score is not None:
             checksum, is_finite = self._sum.scale(weighed.factor)
         is_reached = report.is_reached() or bool(weighed.bad)
+        if len(told) > 1:
+            self._sum.await_seal()
         if not is_reached or (len(told) > 1 and any(rank.head != told[0].head for rank in told)):
             self._buffers.start_replica()  # compare what the step began with, not what a replica has left
             compare([rank.head for rank in told], self._held_alike, self.transport)
@@ -197,10 +199,11 @@ class Exact(Strategy):
             self.witness.look_again(self._sum.trainable)
         own = self._own_word()
         say = None if self.transport.world_size == 1 else self._sum.tell(self._report.message(own))
-        checksum = self._sum.finish()
+        total = self._sum.finish_unread()
+        told = [own] if say is None else self._report.take(say())
         # The sum may overflow where no replica's gradient does.
-        is_finite = not self._may_overflow() or self._sum.is_finite()
-        return [own] if say is None else self._report.take(say()), checksum, is_finite
+        is_finite = not self._may_overflow() or total.is_finite()
+        return told, total.checksum(), is_finite
 
     def _read_and_tell(self, reads: DeviceReads) -> tuple[list[RankReport], int, bool]:
         """Do what `_tell` does after the tree is finished, with what is read from the GPU then, all at once."""

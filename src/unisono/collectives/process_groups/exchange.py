@@ -129,6 +129,7 @@ class PieceExchange(Exchange):
         self._arriving, self._results, self._sends = [], [], []
         with self._waits.named(_GRADIENTS):
             self._reports = self._expect_reports() if self._report_bytes else None
+            self._waits.expect_seal(self._first_tag + _TAGS - 2)
             for bucket, out in enumerate(outs):
                 if bucket < self._ahead:
                     self._expect(bucket)
@@ -210,7 +211,10 @@ class PieceExchange(Exchange):
         self._group, self._arriving, self._results, self._sends = None, [], [], []
 
     def _seal(self) -> None:
-        self._waits.seal(self._first_tag + _TAGS - 2)
+        self._sealed = self._waits.seal(self._first_tag + _TAGS - 2)
+
+    def await_seal(self) -> None:
+        self._sealed()
         self.is_open = False
 
     def reduce(
@@ -225,6 +229,7 @@ class PieceExchange(Exchange):
             self.give([(node, _part(partial, bucket)) for node, partial in partials])
         self.finish()
         self._seal()
+        self.await_seal()
 
     def _take_result(self, bucket: int) -> None:
         """Wait for what this rank carries of a bucket's result; give it to the others of its host."""

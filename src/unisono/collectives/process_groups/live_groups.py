@@ -7,7 +7,8 @@ still finish. No wait blocks: works are polled, beside the launcher's word. What
 the process ends: its works may still write into their tensors, and dropping it waits for peers that only stand still.
 
 The exchange of a step is one meeting: its first agreement, all pieces and the step's report are what ranks must have
-before they begin it, and one byte to each is the *seal* behind them. Here waits do block, in several threads, since
+before they begin it, and one byte to each is the *seal* behind them. While it is on its way, a rank reads what it has
+got; it writes nothing that stays. Here waits do block, in several threads, since
 pieces cannot be polled; the thread that hears the launcher breaks off the group's connections (`LiveWaits`). Whoever is
 called, or sees a peer's end, before he has begun the seal, leaves the exchange without asking: nobody can have passed a
 meeting that he has not begun. The thread that trains asks then, for all of them; it alone begins seals.
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 30.0
 """How long ranks connect that have all come, where nobody calls them to another world."""
+
+T = TypeVar("T")
 
 _SPINS, _PAUSE_S = 200, 0.0002
 _LOOK_S = 0.002
@@ -112,11 +115,14 @@ class LiveGroupTransport(Asking):
             self._within.watch(self._waits)
             self._hosts = hosts
 
-    def seal(self, start: Callable[[], None]) -> None:
-        """Meet behind an exchange, of which this rank has got all; the thread that trains calls it.
+    def seal(self, begin: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+        """Begin to meet behind an exchange, of which this rank has got all; the thread that trains calls it.
 
         Args:
-            start: Tells the others that this rank has its data, and returns when all have said so.
+            begin: Tells the others that this rank has its data, and returns what waits until all have said so.
+
+        Returns:
+            What waits for them, and raises the same.
 
         Raises:
             PeerLost: See `all_gather`.
@@ -126,11 +132,17 @@ class LiveGroupTransport(Asking):
         if self.live is not None and self.live.is_called:
             self.live.at(meeting)
         self.num_meetings = meeting
+        wait = self._sealed(meeting, begin)
+        return lambda: wait and self._sealed(meeting, wait)
+
+    def _sealed(self, meeting: int, act: Callable[[], T]) -> T | None:
+        """Return what a part of the meeting gives; nothing where it is over."""
         try:
-            start()
+            return act()
         except LetGo as wait:
             with contextlib.suppress(_OthersHavePassed):  # so all have begun it: what they have sent is there
                 self._answer(meeting, wait.why)
+            return None
 
     def answer(self, why: str) -> NoReturn:
         """Say what it means that a wait for pieces of an exchange has been let go."""

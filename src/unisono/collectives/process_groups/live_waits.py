@@ -15,6 +15,8 @@ from unisono.collectives.shm.live_boards import LetGo
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
 
+_END = "end of an exchange"
+
 
 class Asking(Transport):
     """A transport that knows whom to ask whether the world has changed."""
@@ -26,8 +28,12 @@ class Asking(Transport):
         """Say what it means that a wait for pieces of an exchange has been let go."""
 
     @abstractmethod
-    def seal(self, start: Callable[[], None]) -> None:
-        """Meet behind an exchange, of which this rank has got all; `start` tells the others, and waits for them."""
+    def seal(self, begin: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+        """Begin to meet behind an exchange, of which this rank has got all, and return what waits for the others.
+
+        Args:
+            begin: Tells the others, and returns the same.
+        """
 
 
 @final
@@ -46,6 +52,7 @@ class LiveWaits(Waits):
         super().__init__(transport)
         self._live, self._group, self._longest = transport, group, timedelta(seconds=timeout_s)
         self._is_left = False
+        self._expected: dict[int, tuple[Tensor, list[Any]]] = {}
 
     def agree(self, what: str, number: int) -> list[int]:
         return _Unsealed(self, self._live, self._group).agree(self._live.told(what), number)
@@ -64,8 +71,14 @@ class LiveWaits(Waits):
     def wait(self, work: Any) -> None:
         work.wait(self._longest)  # by itself it takes the time that connecting may take
 
-    def seal(self, tag: int) -> None:
-        self._live.seal(lambda: self._meet(tag))
+    def expect_seal(self, tag: int) -> None:
+        rank, size = self._live.rank, self._live.world_size
+        places = torch.zeros(size, 1, dtype=torch.uint8)
+        works = [self._group.recv([places[other]], other, tag) for other in range(size) if other != rank]
+        self._expected[tag] = places, works
+
+    def seal(self, tag: int) -> Callable[[], None]:
+        return self._live.seal(lambda: self._meet(tag))
 
     def let_go(self) -> None:
         """Let all threads go that wait."""
@@ -78,16 +91,18 @@ class LiveWaits(Waits):
             self._is_left = True
         super().close(group)
 
-    def _meet(self, tag: int) -> None:
-        """Tell the others that this rank has all of an exchange, and return when each has said so."""
-        own, rank, size = self._group, self._live.rank, self._live.world_size
-        others = [other for other in range(size) if other != rank]
-        places = torch.zeros(size, 1, dtype=torch.uint8)
-        with self.within("end of an exchange"):
-            works = [own.recv([places[other]], other, tag) for other in others]
-            works += [own.send([places[rank]], other, tag) for other in others]
-            for work in works:
-                self.wait(work)
+    def _meet(self, tag: int) -> Callable[[], None]:
+        """Tell the others that this rank has all of an exchange, and return what waits until each has said so."""
+        rank, (places, works) = self._live.rank, self._expected.pop(tag)
+        with self.named(_END):
+            works += [self._group.send([places[rank]], other, tag) for other in range(len(places)) if other != rank]
+
+        def wait() -> None:
+            with self.within(_END):
+                for work in works:
+                    self.wait(work)
+
+        return wait
 
     @contextlib.contextmanager
     def _letting_go(self) -> Iterator[None]:

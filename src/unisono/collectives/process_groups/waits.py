@@ -6,7 +6,7 @@ every other wait ends with an error.
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -65,8 +65,12 @@ class Waits:
         """Return when a message is there, or has left."""
         work.wait()
 
-    def seal(self, tag: int) -> None:
-        """Return when what an exchange has given to this rank is there for all; its last message."""
+    def expect_seal(self, tag: int) -> None:
+        """Be ready for what the others will say in `seal`: gloo asks back where a message comes unexpected."""
+
+    def seal(self, tag: int) -> Callable[[], None]:
+        """Tell the others that this rank has all of an exchange, and return what waits until each has said so."""
+        return _nothing
 
     def close(self, group: Any) -> None:
         """Let no thread wait in a group: none may be left, and none of gloo's, when the interpreter ends."""
@@ -84,3 +88,7 @@ class Waits:
                 with contextlib.suppress(RuntimeError):
                     place = torch.empty(1, dtype=torch.uint8)
                     group.recv([place], rank, _TAG).wait(timedelta(milliseconds=1))
+
+
+def _nothing() -> None:
+    pass

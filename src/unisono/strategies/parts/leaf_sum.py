@@ -174,6 +174,11 @@ class LeafSum:
         """Give all ranks a few bytes, after `send`; see `Exchange.tell`."""
         return (self._exchange if self._buckets else OneByOne(self._transport)).tell(message)
 
+    def await_seal(self) -> None:
+        """Return when all ranks have what `tell` and `finish` gave them; before anything that stays follows from it."""
+        if self._buckets:
+            self._exchange.await_seal()
+
     def finish(self) -> int:
         """Do the second part of `reduce`, after `send`; return the checksum of the sum; collective."""
         return self.finish_unread().checksum()
