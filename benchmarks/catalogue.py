@@ -214,6 +214,7 @@ TABLE = (
     Benchmark("live-beside", "live_kills.py --only restart", 3, by_name=True),
     Benchmark("live-hosts", "live_hosts.py", 5, by_name=True),
     Benchmark("live-missing", "live_missing.py", 6, by_name=True),
+    Benchmark("cpu-level", "cpu_level.py", 4, by_name=True),
     Benchmark("live-picture", "live_kills.py --only picture", 1, by_name=True),
     Benchmark("thousand-kills", "thousand_kills.py {kills} --exec-every 10", 65, by_name=True,
               recorded=("python benchmarks/thousand_kills.py DIR",) * 2),

@@ -13,6 +13,7 @@ BENCHMARKS = ROOT / "benchmarks"
 OPTIONS = {  # of each benchmark, besides --quick
     "checkpoint_stall": [],
     "codec": [],
+    "cpu_level": [],
     "data_start": [],
     "ddp_over_shm": [],
     "exact_vs_ddp": [],

@@ -1,6 +1,7 @@
 """Ctrl-C at several instants, of real processes: what is told, the code, and that nobody is left behind."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess

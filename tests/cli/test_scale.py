@@ -93,6 +93,7 @@ def test_what_cannot_be_asked(tmp_path):
     run = make_run(tmp_path / "run")
     assert "expected a run directory" in asked(tmp_path, 2)[1]
     assert "which has ended" in asked(run, 2)[1]
+    result = (run / "result.json").read_bytes()
     (run / "result.json").unlink()
     with Directory.open(run) as directory:
         lock = RunLock(directory)
@@ -108,6 +109,9 @@ def test_what_cannot_be_asked(tmp_path):
         dead.bind(str(run / CONTROL_FILE))
     told = asked(run, 2)[1]
     assert "no launcher any more on this host. Hint: it was killed, and left its socket behind" in told
+    (run / "result.json").write_bytes(result)  # it was finished without a launcher
+    assert "which has ended" in asked(run, 2)[1]
+    (run / "result.json").unlink()
     for arguments in ((tmp_path, 2), (run, 2), (run, 0), (run, "many"), (run,)):
         assert asked(*arguments)[0] == 2
     assert asked(run, 2)[1].count("\n") == 1

@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, random_split
 """
 
+RUN = "import unisono\n"
+
 # Rule, wrong lines (the mistake is marked by "# <-"), the same put right.
 CASES = [
     (
@@ -164,6 +166,53 @@ CASES = [
     ("module-prefix", None, "wrapped = DDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'a.pt')"),
     ("load-without-map-location", "s = torch.load('a.pt')  # <-", "s = torch.load('a.pt', map_location='cpu')"),
     ("deprecated-name", "dist.all_gather_into_tensor(a, b)  # <-", "dist.all_gather(a, b)"),
+    (
+        "own-backward",
+        f"{RUN}def f(micro):\n    l = loss(micro)\n    l.backward()  # <-\n    return l\nrun.step(batch, f)",
+        f"{RUN}def f(micro):\n    return loss(micro)\nrun.step(batch, f)\ndef g():\n    other().backward()",
+    ),
+    (
+        "own-backward",
+        f"{RUN}run.step(batch, lambda micro: (opt.step(), loss(micro))[1])  # <-",
+        f"{RUN}run.step(batch, lambda micro: model.step(micro))\noptimizer.step(closure)",
+    ),
+    (
+        "own-backward",
+        f"{RUN}for batch in batches:\n    loss = run.step(batch, f)\n    total += loss.item()  # <-",
+        f"{RUN}for batch in batches:\n    loss = run.step(batch, f)\n    loss = other(batch)\n    total += loss.item()",
+    ),
+    ("own-backward", f"{RUN}run.step(batch, f).backward()  # <-", "run.step(batch, f).backward()"),
+    (
+        "loop-over-epochs",
+        f"{RUN}for epoch in range(3):\n    for batch in run.steps(loader, epochs=1):  # <-\n        run.step(batch, f)",
+        f"{RUN}for epoch in range(3):\n    for batch in run.steps(loader, epochs=epoch + 1):\n        step(batch)",
+    ),
+    (
+        "loop-over-epochs",
+        f"{RUN}for epoch in range(3):\n    trainer.fit(data, epochs=1)  # <-",
+        f"{RUN}for seed in range(3):\n    with unisono.Run() as run:\n        unisono.Trainer(run).fit(data, epochs=1)"
+        "\n        for batch in run.steps(loader, epochs=1):\n            run.step(batch, f)",
+    ),
+    (
+        "softmax-and-cross-entropy",
+        "loss = torch.nn.CrossEntropyLoss()\nloss(model(x).softmax(1), y)  # <-",
+        "loss = torch.nn.CrossEntropyLoss()\nloss(model(x), y)\nshow(model(x).softmax(1))",
+    ),
+    (
+        "softmax-and-cross-entropy",
+        "torch.nn.functional.cross_entropy(torch.softmax(model(x), 1), y)  # <-",
+        "torch.nn.functional.nll_loss(torch.log_softmax(model(x), 1), y)",
+    ),
+    (
+        "softmax-and-cross-entropy",
+        "m = torch.nn.Sequential(a, torch.nn.Softmax(1))  # <-\ntorch.nn.functional.cross_entropy(m(x), y)",
+        "m = torch.nn.Sequential(a, torch.nn.Softmax(1))\ntorch.nn.functional.mse_loss(m(x), y)",
+    ),
+    (
+        "save-on-every-rank",
+        "from unisono import Run\nrun = Run()\ntorch.save(x, 'a.pt')  # <-",
+        "from unisono import Run\nrun = Run()\nif run.world.is_leader:\n    torch.save(x, 'a.pt')",
+    ),
     ("deprecated-name", "from torch.cuda.amp import autocast  # <-", "from torch.amp import autocast"),
     ("deprecated-name", "from torchtext.data import utils  # <-", "from mytext.data import utils"),
     ("deprecated-name", "model = torch.nn.DataParallel(model)  # <-", "model = DDP(model)"),

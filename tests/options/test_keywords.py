@@ -105,6 +105,10 @@ def test_all_are_told_at_once():
     """Three settings of another library's trainer are three lines of one message."""
     with pytest.raises(unisono.ConfigError, match=r"no devices=.*\nIt has no logger=.*\nIt has no max_epochs=\. Hint"):
         unisono.Trainer(1, 2, 3, devices=2, logger=True, max_epochs=3)
+    with pytest.raises(unisono.ConfigError, match=r"no replica=\. Hint: did you mean .*\nIt has no lr=\. Hint"):
+        unisono.Run(replica=2, lr=0.1)
+    with pytest.raises(TypeError, match=r"no replica=\. Hint: did you mean replicas=\?\nIt has no sed=\. Hint"):
+        unisono.Run(replica=2, sed=0)
 
 
 def test_a_functions_own_keyword_stays_its_own():

@@ -17,8 +17,8 @@ from PIL import Image
 from report.made_runs import HOSTILE, make_run, write_study
 from scaling.made import study
 from unisono.experiments.past.audit import Audit, Segment
-from unisono.report.audit_section import sections_of_audit
 from unisono.report.page import write_page, write_sections
+from unisono.report.past_sections import sections_of_audit
 from unisono.report.picture import draw_section
 from unisono.report.scaling_section import scaling_sections
 

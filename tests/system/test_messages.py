@@ -13,14 +13,34 @@ import pytest
         ("", "deliver(2, signal.default_int_handler)", ""),
         ("", "interrupted(); raise KeyboardInterrupt", "KeyboardInterrupt\n"),
         ("", "interrupted(); 1 / 0", "ZeroDivisionError: division by zero\n"),
+        ("explain_uncaught(); ", "raise interrupted()", ""),
         ("sys.excepthook = lambda *_: print('own', file=sys.stderr); ", "raise interrupted()", "own\n"),
     ],
 )
 def test_an_interrupt_that_has_been_answered(before, last, said):
     """Shows no traceback and ends by SIGINT; another exception shows its own, and a hook of the program's stays."""
     program = "import signal, sys; signal.signal(2, signal.default_int_handler); "
-    program += "from unisono.launchers.local import deliver; from unisono.system.messages import interrupted; "
+    program += "from unisono.launchers.local import deliver; "
+    program += "from unisono.system.messages import explain_uncaught, interrupted; "
     ended = subprocess.run([sys.executable, "-c", program + before + last], capture_output=True, text=True, check=False)
     assert ended.stderr.endswith(said)
     assert bool(ended.stderr) == bool(said)
     assert ended.returncode == (1 if "1 / 0" in last else -2)
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "said"),
+    [
+        ("", "1 / 0", "ZeroDivisionError: division by zero\n"),
+        ("", "(0.5).backward()", "already. Hint: leave .backward() out.\n"),
+        ("", "(0.5).item()", "already. Hint: use it as it is, without .item.\n"),
+        ("", "(0.5).other()", "object has no attribute 'other'\n"),
+        ("", "''.item()", "'str' object has no attribute 'item'\n"),
+        ("sys.excepthook = lambda *_: print('own', file=sys.stderr); ", "(0.5).item()", "own\n"),
+    ],
+)
+def test_an_error_that_is_explained(before, last, said):
+    """What is asked of a float as if it were a loss is told what it is; other errors and other hooks stay."""
+    program = f"import sys; from unisono.system.messages import explain_uncaught; {before}explain_uncaught(); {last}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.endswith(said)) == (1, True)

@@ -158,6 +158,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
         return "The file is written without a flag, as the last argument."
     if error.option_name in _NO_OPTIONS:
         return _NO_OPTIONS[error.option_name]
+    if context is not None and context.parent is None:
+        return "Options come behind a verb: unisono run -n 2 SCRIPT."
     if context is not None and isinstance(context.command, LazyGroup) and context.info_name == "launch":
         return "It belongs behind an engine; on this machine: unisono run -n 2 SCRIPT."
     if error.option_name == "--port" and "--web" in known:

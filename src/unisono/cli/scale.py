@@ -46,18 +46,18 @@ def _asked(run: Path, workers: int) -> dict[str, Any]:
     state = WatchedRun(run).state
     try:
         return ask(run, workers)
-    except FileNotFoundError:
+    except (FileNotFoundError, ConnectionError) as error:
         if state in {"finished", "stopped"}:
             raise _refused(
                 run, "has ended", "the command that started it goes on, with -n as many as you like"
             ) from None
+        if isinstance(error, ConnectionError):
+            hint = "it was killed, and left its socket behind; the command that started it goes on"
+            raise _refused(run, "has no launcher any more on this host", hint) from None
         if state == "ended":
             raise _refused(run, "has no launcher any more", "the command that started it goes on") from None
         hint = "start it with --live auto, and ask on one of its hosts; its launcher says why not, or no step has begun"
         raise _refused(run, "cannot change its workers", hint) from None
-    except ConnectionError:
-        hint = "it was killed, and left its socket behind; the command that started it goes on"
-        raise _refused(run, "has no launcher any more on this host", hint) from None
     except OSError as error:
         raise _refused(run, f"cannot be reached: {error.strerror}", "ask on the host that it runs on") from None
 

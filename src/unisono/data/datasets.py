@@ -141,6 +141,12 @@ class ArrayDataset:
                 f"expected arrays, got {other!r:.60} ({type(other).__name__}). "
                 "Hint: numpy.load(path, mmap_mode='r') reads an .npy file."
             )
+        only = arrays[0] if len(arrays) == 1 else None
+        if isinstance(only, tuple | list) and len({tuple(getattr(each, "shape", "?")) for each in only}) > 1:
+            raise DataError(
+                f"expected arrays, got a {type(only).__name__} of {len(only)}. "
+                "Hint: one after the other: ArrayDataset(inputs, targets); numpy.stack makes one array of a list."
+            )
         lengths = [len(array) for array in arrays]
         if len(set(lengths)) != 1:
             hint = " Hint: inputs and targets of one split." if len(lengths) == 2 else ""

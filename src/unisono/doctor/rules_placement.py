@@ -48,7 +48,8 @@ Rule = Callable[[Source], Iterator[Mistake]]
 
 def is_distributed(source: Source) -> bool:
     """Whether the script is meant for several processes."""
-    return source.imports("torch.distributed") or source.imports("torch.nn.parallel.DistributedDataParallel")
+    modules = ("torch.distributed", "torch.nn.parallel.DistributedDataParallel", "unisono.Run")
+    return any(map(source.imports, modules))
 
 
 def collective_on_some_ranks(source: Source) -> Iterator[Mistake]:
@@ -209,7 +210,12 @@ def download_on_every_rank(source: Source) -> Iterator[Mistake]:
         if any(source.rank_conditions(call)) or source.inside_with(call, r"(?i)lock|first|rank"):
             continue
         told = f"{_short(name) or 'this'} downloads in every process, to one file at once"
-        hint = "download where rank == 0, then dist.barrier() on all, then open it with download=False."
+        first = (
+            "where run.world.is_leader, then run.transport.barrier()"
+            if source.imports("unisono.Run")
+            else ("where rank == 0, then dist.barrier()")
+        )
+        hint = f"download {first} on all, then open it with download=False."
         yield Mistake(call.lineno, "fail", told, hint)
 
 
@@ -220,7 +226,8 @@ def save_on_every_rank(source: Source) -> Iterator[Mistake]:
         if not is_distributed(source) or path is None or _is_own(source, call, path) or _is_guarded(source, call):
             continue
         told = f"every process writes {ast.unparse(path)}: a reader may find half a file"
-        hint = "save where dist.get_rank() == 0, to a temporary name, then os.replace() it."
+        asked = "run.world.is_leader" if source.imports("unisono.Run") else "dist.get_rank() == 0"
+        hint = f"save where {asked}, to a temporary name, then os.replace() it."
         yield Mistake(call.lineno, "warn", told, hint)
 
 

@@ -189,10 +189,11 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
                 f"{len(args) - is_method} values. Hint: {hint}"
             )
         wrong = [each for each in kwargs if each not in known]
-        if found := [f"{each}={_sentence(answers[each])}" for each in wrong if each in answers]:
-            raise ConfigError(f"{name}() has no " + "\nIt has no ".join(found))
-        for given in wrong:
-            raise TypeError(f"{name}() has no {given}={meant(given, [each for each in known if each != 'self'])}")
+        if wrong:
+            ours = [each for each in known if each != "self"]
+            told = [f"{each}={_sentence(answers[each]) if each in answers else meant(each, ours)}" for each in wrong]
+            kind = ConfigError if answers.keys() & wrong else TypeError
+            raise kind(f"{name}() has no " + "\nIt has no ".join(told))
         if missing := [each for each in needed if each not in kwargs and each not in placed[: len(args)]]:
             raise TypeError(f"{name}() needs {' and '.join(missing)}.{_what_to_give(name, missing)}")
         return function(*args, **kwargs)

@@ -11,7 +11,6 @@ from unisono.report.content import (
     Remark,
     Section,
     Table,
-    bar_view,
     flat,
     from_to,
     line_view,
@@ -21,29 +20,24 @@ from unisono.report.content import (
     thinned,
     unique,
 )
+from unisono.report.rank_section import phases_by_rank, stragglers
 from unisono.report.run_diff import compare_runs
-from unisono.report.run_view import RunView, by_rank, own_seconds
+from unisono.report.run_view import RunView, by_rank
 from unisono.scaling.study import BETWEEN
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
-_MOST_RANKS = 32
 _MOST_METRICS = 6
 _MOST_ROWS = 60
-_ADVICE = {
-    "reduce": "In it the ranks exchange gradients, or wait for the slowest of them: see Stragglers.",
-    "data": "The ranks wait for samples: num_workers= fetches them ahead.",
-}
-"""What a phase that takes most of the time means."""
 
 
 def run_section(run: RunView, num_runs: int) -> Section:
     """Return everything about one run."""
-    charts = [*_curves(run, num_runs), *_phases(run), *_timeline(run)]
+    charts = [*_curves(run, num_runs), *phases_by_rank(run), *_timeline(run)]
     folded = [
         Table(title="Score", head=["setting", "value"], rows=flat(run.score), mono=frozenset({1})),
         Table(title="Environment", head=["entry", "value"], rows=flat(run.environment), mono=frozenset({1})),
     ]
-    tables = [_overview(run), *_stragglers(run)]
+    tables = [_overview(run), *stragglers(run)]
     folded += _checkpoints(run)
     return Section(
         title=f"Run {run.name}", lines=[str(run.path)], findings=list(_findings(run)), tables=tables, charts=charts,
@@ -176,8 +170,7 @@ def _findings(run: RunView) -> Iterator[Remark]:
     if not run.phases:
         yield Remark(text="No step phases were recorded: nothing is known of where the time went.")
         return
-    steps = run.final_phases()
-    parts = by_rank(steps, run.launches[-1].world_size)
+    parts = by_rank(run.last_world())
     if parts:
         mean = {phase: statistics.fmean(rank[phase] for rank in parts.values()) for phase in next(iter(parts.values()))}
         whole = sum(mean.values())
@@ -217,49 +210,6 @@ def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: 
         yield line_view(title, found, "step", spell_count, spell_count, from_zero=from_zero, **how)
 
 
-def _phases(run: RunView) -> Iterator[Chart]:
-    if not run.launches:
-        return
-    world = run.launches[-1].world_size
-    parts = by_rank(run.final_phases(), world)
-    shown = sorted(parts, key=lambda rank: -sum(parts[rank].values()))[:_MOST_RANKS]
-    bars = {f"rank {rank}": parts[rank] for rank in sorted(shown)}
-    if not bars:
-        return
-    note = f"the {_MOST_RANKS} slowest of {len(parts)} ranks" if len(parts) > len(bars) else ""
-    whole = {rank: sum(found.values()) for rank, found in parts.items()}
-    top = max(next(iter(parts.values())), key=lambda phase: sum(found[phase] for found in parts.values()))
-    share = sum(found[top] for found in parts.values()) / (sum(whole.values()) or 1.0)
-    finding = f"{top.capitalize()} takes most of a step's time: {share:.0%}. {_ADVICE.get(top, '')}".rstrip()
-    yield bar_view("Where a step goes, rank by rank", bars, "rank", spell_seconds, note, finding)
-
-
-def _stragglers(run: RunView) -> Iterator[Table]:
-    if not run.launches or run.launches[-1].world_size < 2:
-        return
-    world = run.launches[-1].world_size
-    steps = [records for records in run.final_phases().values() if len(records) == world]
-    if not steps:
-        return
-    own = {rank: [own_seconds(r) for records in steps for r in records if r.rank == rank] for rank in range(world)}
-    waits = {rank: [r.ns.get("reduce", 0) / 1e9 for records in steps for r in records if r.rank == rank]
-             for rank in range(world)}  # fmt: skip
-    slowest = [max(records, key=own_seconds).rank for records in steps]
-    ordered = sorted(range(world), key=lambda rank: -statistics.median(own[rank]))
-    rows = [
-        [
-            f"rank {rank}", spell_seconds(statistics.median(own[rank])), spell_seconds(max(own[rank])),
-            f"{slowest.count(rank) / len(steps):.0%}", spell_seconds(statistics.median(waits[rank])),
-        ]
-        for rank in ordered[:_MOST_RANKS]
-    ]  # fmt: skip
-    yield Table(
-        title="Stragglers: own work of a step (data, forward, backward)",
-        head=["rank", "median", "longest", "slowest of all in", "then exchanging and waiting"], rows=rows,
-        numeric=frozenset({1, 2, 3, 4}),
-    )  # fmt: skip
-
-
 def _timeline(run: RunView) -> Iterator[Chart]:
     if not run.launches:
         return
@@ -274,6 +224,12 @@ def _timeline(run: RunView) -> Iterator[Chart]:
             text = f"{spell_seconds(after.began_s - before.ended_s)} until step {after.first_step}"
             spans.append(Span(row="training", began=before.ended_s - origin, ended=after.began_s - origin,
                               kind="interrupted", text=text))  # fmt: skip
+    stretches = run.workers()
+    for launch, size, steps in stretches if len(stretches) > len(run.launches) else ():
+        began, last = steps[0][0].began_ns / 1e9 - origin, steps[-1][0]
+        ended = (last.began_ns + sum(last.ns.values())) / 1e9 - origin
+        text = f"{counted(size, 'worker')}: steps {steps[0][0].step} to {last.step} of launch {launch.number}"
+        spans.append(Span(row="workers", began=began, ended=ended, kind=counted(size, "worker"), text=text))
     for kind in BETWEEN:
         longest = [record for record in run.led() if record.ns.get(kind, 0) > 1_000_000]
         longest = sorted(longest, key=lambda record: -record.ns[kind])[:_MOST_ROWS]

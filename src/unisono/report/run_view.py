@@ -1,7 +1,8 @@
 """A run directory as plain values for the page: its files read once, damage named."""
 
+import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -60,6 +61,30 @@ class RunView:
             found[record.step].append(record)
         return dict(sorted(found.items()))
 
+    def last_world(self) -> list[list[StepPhases]]:
+        """Return what `final_phases` does, of the launches with as many workers as the last one began with."""
+        numbers = {launch.number for launch in self.launches if launch.world_size == self.launches[-1].world_size}
+        return [records for records in self.final_phases().values() if records[0].launch in numbers]
+
+    def workers(self) -> list[tuple[Launch, int, list[list[StepPhases]]]]:
+        """Return the stretches of steps that equally many workers have recorded, by launch: (launch, workers, steps).
+
+        A worker that was killed has not written its last second. So the end of a launch that was killed, where some of
+        them have written more than others, says nothing, and is left out.
+        """
+        found = []
+        for launch in self.launches:
+            steps: dict[int, list[StepPhases]] = {}
+            for record in (record for record in self.phases if record.launch == launch.number):
+                steps.setdefault(record.step, []).append(record)
+            ordered = [records for _, records in sorted(steps.items())]
+            stretches = [(launch, size, [*same]) for size, same in itertools.groupby(ordered, len)]
+            is_ended = launch is self.launches[-1] and bool(self.result)
+            while not is_ended and len(stretches) > 1 and stretches[-1][1] < stretches[-2][1]:
+                stretches.pop()
+            found += stretches
+        return found
+
     def throughput(self) -> list[tuple[float, float]]:
         """Return (step, samples per second); checkpoints and evaluations left out."""
         sizes = {line["step"]: line["num_samples"] for line in self.ledger}
@@ -107,17 +132,15 @@ def own_seconds(record: StepPhases) -> float:
     return sum(record.ns.get(phase, 0) for phase in ("data", "forward", "backward")) / 1e9
 
 
-def by_rank(steps: Mapping[int, list[StepPhases]], world_size: int) -> dict[int, dict[str, float]]:
-    """Return each rank's median seconds of a step by phase, over steps of one world size."""
-    found: dict[int, dict[str, float]] = {}
-    chosen = [records for records in steps.values() if records[0].world_size == world_size]
-    for rank in range(world_size):
-        mine = [record for records in chosen for record in records if record.rank == rank]
-        if mine:
-            found[rank] = {
-                phase: statistics.median(record.ns.get(phase, 0) for record in mine) / 1e9 for phase in STEP_PHASES
-            }
-    return found
+def by_rank(steps: Sequence[list[StepPhases]]) -> dict[int, dict[str, float]]:
+    """Return each rank's median seconds of a step by phase, by rank; one that has joined others has its own number."""
+    mine: dict[int, list[StepPhases]] = {}
+    for record in (record for records in steps for record in records):
+        mine.setdefault(record.rank, []).append(record)
+    return {
+        rank: {phase: statistics.median(record.ns.get(phase, 0) for record in found) / 1e9 for phase in STEP_PHASES}
+        for rank, found in sorted(mine.items())
+    }
 
 
 def check_run(path: Path) -> None:

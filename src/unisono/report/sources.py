@@ -6,9 +6,9 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.report.content import Section
-from unisono.report.family_section import family_sections
 from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
+from unisono.report.past_sections import family_sections
 from unisono.report.run_section import compare_section, run_section
 from unisono.report.run_view import RunView, describe_place, read_run, runs_in
 from unisono.report.scaling_section import scaling_sections

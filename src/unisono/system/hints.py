@@ -66,6 +66,23 @@ ELSEWHERE = {
 """Names of other libraries' modules, each with what to write here."""
 
 
+_OF_A_TENSOR = {
+    "backward": "it has done backward and the update already. Hint: leave .backward() out",
+    **dict.fromkeys(
+        ("item", "detach", "cpu", "numpy", "mean", "clone", "requires_grad", "grad_fn", "data", "tolist"),
+        "it is a number already. Hint: use it as it is, without .{name}",
+    ),
+}
+"""What is asked of a loss in other libraries, and what to say where it is a float."""
+
+
+def of_a_float(error: BaseException) -> str:
+    """Return what an error means that says a float has no ``backward`` or ``item``; nothing for any other error."""
+    if not isinstance(error, AttributeError) or type(error.obj) is not float or error.name not in _OF_A_TENSOR:
+        return ""
+    return f"If this is what run.step() returned, {_OF_A_TENSOR[error.name].format(name=error.name)}."
+
+
 OF_A_WORLD = {
     **dict.fromkeys(("is_main_process", "is_global_zero", "is_main", "is_rank_zero", "is_master"), "is_leader"),
     **dict.fromkeys(("size", "num_processes", "nprocs", "num_workers", "num_replicas"), "world_size"),

@@ -6,7 +6,9 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
+
+from unisono.system.hints import of_a_float
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
@@ -55,9 +57,22 @@ def interrupted() -> KeyboardInterrupt:
         if found is not error:
             before(kind, found, traceback)
 
-    if before is sys.__excepthook__:
+    if is_ours(before.__code__.co_filename if isinstance(before, FunctionType) else "") or before is sys.__excepthook__:
         sys.excepthook = hook
     return error
+
+
+def explain_uncaught() -> None:
+    """Let Python's own hook say of an uncaught error what is known of it; a hook of the program's own stays."""
+    if sys.excepthook is not sys.__excepthook__:
+        return
+
+    def hook(kind: type[BaseException], found: BaseException, traceback: TracebackType | None) -> None:
+        if note := of_a_float(found):
+            found.add_note(note)
+        sys.__excepthook__(kind, found, traceback)
+
+    sys.excepthook = hook
 
 
 def warn(text: str) -> None:

@@ -25,6 +25,7 @@ from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.precision import MixedPrecision
 from unisono.strategies.precisions import precision_of
+from unisono.system.messages import explain_uncaught
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.several import check_several
@@ -123,6 +124,7 @@ class Run(RunState):
         witness: float | None = None,
         transport: Transport | str = "auto",
     ) -> None:
+        explain_uncaught()
         seed = SEED.take("seed", seed)
         threads, replicas = THREADS.maybe("threads", threads), REPLICAS.maybe("replicas", replicas)
         check_every(checkpoint_every=checkpoint_every)

@@ -269,6 +269,22 @@ def test_a_rate_that_is_set_by_hand_is_no_schedule(toy, tmp_path):
         train(toy, run, model, optimizer=optimizer, after=[lambda: optimizer.param_groups[0].update(lr=0.01)])
 
 
+@pytest.mark.parametrize(("scale", "is_told"), [(1.0, True), (1 / 255, False), (0.5, False), (2.0, False)], ids=str)
+def test_images_of_bytes_are_told(scale, is_told):
+    """Floating-point inputs from 0 to 255 without decimals, in the first step alone; others may be meant."""
+    images = torch.arange(4 * 64).view(4, 1, 8, 8) * scale
+    data = unisono.ArrayDataset(images, torch.zeros(4, dtype=torch.int64))
+    with warnings.catch_warnings(record=True) as caught, unisono.Run(seed=0, replicas=2) as run:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        model, _ = run.prepare(net := nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), optimizer_of(net))
+        for batch in run.steps(run.loader(data, batch_size=4), epochs=2):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+    told = [str(each.message) for each in caught if "bytes" in str(each.message)]
+    assert len(told) == is_told
+    assert all("whole numbers from 0 to 2" in each and "images / 255" in each for each in told)
+
+
 def test_idle_replicas_are_told_by_the_leader_alone(toy):
     """Fewer samples a step than replicas: said once for all ranks; as many are enough."""
 

@@ -38,8 +38,8 @@ def audit(directory: str, args: tuple[str, ...], as_json: bool, out: str | None,
     found = experiment.audit(directory, args, tell=tell, **given)
     plain = asdict(found) | {"passed": found.is_passed, "steps_computed": found.steps_computed}
     if out is not None:
-        from unisono.report.audit_section import sections_of_audit
         from unisono.report.page import write_sections
+        from unisono.report.past_sections import sections_of_audit
         from unisono.system.files import to_json, write_whole
 
         write_sections(f"Audit of {found.run}", sections_of_audit(plain), Path(out))

@@ -94,6 +94,7 @@ class PieceExchange(Exchange):
         self._incoming, self._outgoing, self._outgoing_sums = Rooms(), Rooms(), Rooms()  # one thread fills each
         self._report_bytes = 0  # of the step before: receives are posted early, since it takes long while buckets come
         self._reports: tuple[Tensor, list[Any]] | None = None
+        self._sealed: Callable[[], None] | None = None  # waits for the others' seals
 
     def choose_codec(self, mode: str) -> None:
         if mode != self._trial.mode:
@@ -214,7 +215,9 @@ class PieceExchange(Exchange):
         self._sealed = self._waits.seal(self._first_tag + _TAGS - 2)
 
     def await_seal(self) -> None:
-        self._sealed()
+        sealed, self._sealed = self._sealed, None
+        if sealed is not None:
+            sealed()
         self.is_open = False
 
     def reduce(

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, UnisonoError, WorldError
 from unisono.system.files import replace_file
+from unisono.system.hints import of_a_float
 
 _LIBRARY = str(Path(os.__file__).resolve().parent)
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -63,6 +64,8 @@ class FailureReport:
     def from_exception(cls, error: BaseException, rank: int, exit_code: int) -> "FailureReport":
         """Return the report of `error`, just caught in the worker of `rank`."""
         kept = error.__traceback__
+        if note := of_a_float(error):
+            error.add_note(note)
         while kept is not None and _STARTUP_FILES.fullmatch(kept.tb_frame.f_code.co_filename):
             kept = kept.tb_next
         return cls(

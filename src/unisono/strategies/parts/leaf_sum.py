@@ -175,9 +175,8 @@ class LeafSum:
         return (self._exchange if self._buckets else OneByOne(self._transport)).tell(message)
 
     def await_seal(self) -> None:
-        """Return when all ranks have what `tell` and `finish` gave them; before anything that stays follows from it."""
-        if self._buckets:
-            self._exchange.await_seal()
+        """Return when all ranks have what `tell` and `finish` gave them; see `Exchange.await_seal`."""
+        self._exchange.await_seal()
 
     def finish(self) -> int:
         """Do the second part of `reduce`, after `send`; return the checksum of the sum; collective."""
@@ -206,11 +205,6 @@ class LeafSum:
         """Multiply the gradients of the whole sum, after `finish`; return its checksum, and whether they are finite."""
         assert self._total is not None
         return self._total.scale(factor), self._total.is_finite()
-
-    def is_finite(self) -> bool:
-        """Whether no gradient of the whole sum is NaN or infinite; after `finish`."""
-        assert self._total is not None
-        return self._total.is_finite()
 
     def finish_step(
         self,

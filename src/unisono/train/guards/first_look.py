@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from unisono.strategies.base import Micro
 from unisono.system.hints import nearest
 from unisono.system.messages import warn
 from unisono.train.trained_parts import Parts
@@ -60,6 +61,21 @@ class FirstLook:
                 f"{replicas - batch_size} of them never have one, and ranks that host only those compute nothing. "
                 f"Hint: batch_size >= {replicas}, or Run(replicas={batch_size})."
             )
+
+    def at_samples(self, step: int, micros: Iterator[Micro]) -> Iterator[Micro]:
+        """Return the micro-batches of a step; of the first one's first, look at the inputs."""
+        return self._with_look(micros) if step == 1 and self._speaks else micros
+
+    def _with_look(self, micros: Iterator[Micro]) -> Iterator[Micro]:
+        for number, micro in enumerate(micros):
+            data = micro.data
+            if number == 0 and isinstance(data, tuple) and data and are_bytes(inputs := data[0]):
+                warn(
+                    f"the inputs are bytes, written as {str(inputs.dtype)[6:]}: whole numbers from 0 to "
+                    f"{inputs.max().item():g}, of which a model learns badly. "
+                    "Hint: images / 255 before ArrayDataset, or micro.x / 255 in the loss."
+                )
+            yield micro
 
     def at_scores(self, scores: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
         """Return scores of an evaluation without those that another one has measured after the same step."""
@@ -126,6 +142,13 @@ class FirstLook:
                 f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given "
                 f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}"
             )
+
+
+def are_bytes(inputs: Any) -> bool:
+    """Whether inputs are images with the values of bytes as floating-point numbers."""
+    if not isinstance(inputs, Tensor) or inputs.ndim < 3 or not inputs.is_floating_point() or not inputs.numel():
+        return False
+    return bool(inputs.min() >= 0 and 128 <= inputs.max() <= 255 and (inputs == inputs.round()).all())
 
 
 def unsaved_attributes(optimizer: Optimizer) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[
     """Refuse (`ScoreMismatch`) a directory of another score; list each differing field."""
     _compare(
         f"{where} holds a run with another score", recorded, score,
-        "repeat its settings to resume it, or choose another --out (out=) for a new run",
+        "repeat its settings to resume it, or choose another --out (out=) for a new run. "
+        f"`unisono fork {where} --step N --out OTHER` changes settings from its step N on",
     )  # fmt: skip
 
 

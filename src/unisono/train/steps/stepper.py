@@ -150,7 +150,7 @@ class Stepper:
         """Do one optimizer step; see `Run.step`. Of the `objective` all but the `loss` may be that of other steps."""
         update, objective = self.begin(batch, objective)
         objective.loss = loss
-        timed, micros, again = self._timed.of(objective), batch.micros, None
+        timed, micros, again = self._timed.of(objective), self._first_look.at_samples(batch.step, batch.micros), None
         if timed.embed is not None:
             timed = replace(timed, again=self._follower(batch.indices))
         if update is not None and self._updates is not None:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from report.made_runs import make_run
-from unisono.report.family_section import family_sections
 from unisono.report.page import write_page
+from unisono.report.past_sections import family_sections
 from unisono.report.run_view import read_run
 
 

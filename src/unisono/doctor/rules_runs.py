@@ -1,0 +1,124 @@
+"""Rules about programs for `unisono.Run`: habits of other libraries that it answers only when it runs (pure).
+
+Each takes a `Source` and yields its mistakes; `RUN_RULES` lists them. What a rule calls a run is whatever a method of
+that name is called of: nothing else has ``steps(epochs=)``, or a ``step`` of two arguments.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from unisono.doctor.rules_placement import Mistake, Rule
+from unisono.doctor.source import Source, keyword
+
+_DONE = {
+    "backward": "run.step() does backward itself",
+    "zero_grad": "run.step() clears the gradients itself",
+    "step": "run.step() makes the update itself",
+}
+_OF_TENSORS = ("backward", "item", "detach", "cpu")
+
+
+def own_backward(source: Source) -> Iterator[Mistake]:
+    """What run.step() does, done once more: in the loss function, or with the number that it returns."""
+    for call in _steps(source):
+        yield from _inside(source, call.args[1])
+        for used in _uses(source, call):
+            what = "backward and update are done" if used.attr == "backward" else "it is a number already"
+            told = f".{used.attr}() of what run.step() returned, a float: {what}"
+            yield Mistake(used.lineno, "fail", told, f"leave .{used.attr}() out.")
+
+
+def _steps(source: Source) -> Iterator[ast.Call]:
+    """Yield the calls of ``run.step(batch, loss)``; an optimizer's have one argument at most."""
+    if source.imports("unisono"):
+        for call in source.nodes(ast.Call):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and len(call.args) == 2:
+                yield call
+
+
+def _inside(source: Source, loss: ast.expr) -> Iterator[Mistake]:
+    """Yield what a loss function does that is the step's to do."""
+    named = [each for each in source.nodes(ast.FunctionDef) if isinstance(loss, ast.Name) and each.name == loss.id]
+    for function in [loss, *named] if isinstance(loss, ast.Lambda) else named:
+        for call in source.nodes(ast.Call, function):
+            if isinstance(call.func, ast.Attribute) and call.func.attr in _DONE and not call.args:
+                told = f"{ast.unparse(call.func)}() in a loss function of run.step(): {_DONE[call.func.attr]}"
+                yield Mistake(call.lineno, "fail", told, "leave it out; the function returns the loss.")
+
+
+def _uses(source: Source, step: ast.Call) -> Iterator[ast.Attribute]:
+    """Yield what is asked of the number that a step returns, right there or by its name."""
+    above = next(source.above(step), None)
+    if isinstance(above, ast.Attribute) and above.attr in _OF_TENSORS:
+        yield above
+    if not isinstance(above, ast.Assign):
+        return
+    scope, names = source.scope(step), [ast.unparse(target) for target in above.targets]
+    others = [
+        each.lineno for name in names for each in source.in_scope(ast.Assign, scope)
+        if each is not above and name in map(ast.unparse, each.targets)
+    ]  # fmt: skip
+    until = min((line for line in others if line > step.lineno), default=float("inf"))
+    for used in source.in_scope(ast.Attribute, scope):
+        if used.attr in _OF_TENSORS and ast.unparse(used.value) in names and step.lineno < used.lineno < until:
+            yield used
+
+
+def loop_over_epochs(source: Source) -> Iterator[Mistake]:
+    """A loop around `run.steps` or `fit` that says the same end each time: only the first one trains."""
+    if not source.imports("unisono"):
+        return
+    for call in source.nodes(ast.Call):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("steps", "fit"):
+            continue
+        end, owner = keyword(call, "epochs") or keyword(call, "max_steps"), ast.unparse(call.func.value)
+        if not isinstance(end, ast.Constant) or end.value is None:
+            continue
+        for loop in (each for each in source.above(call) if isinstance(each, ast.For | ast.While)):
+            if isinstance(loop, ast.For) and call in ast.walk(loop.iter):
+                continue
+            if not _is_made_within(source, loop, owner) and source.scope(loop) is source.scope(call):
+                told = f"epochs= of {call.func.attr}() count from the run's beginning: all but the first do nothing"
+                hint = f"one {call.func.attr}(..., epochs=10) without the loop around it (batch.epoch says which one)"
+                yield Mistake(call.lineno, "fail", told, f"{hint}; or epochs=epoch + 1 in it.")
+                break
+
+
+def _is_made_within(source: Source, loop: ast.AST, owner: str) -> bool:
+    """Whether each turn of a loop has a run, or a trainer, of its own."""
+    made = [ast.unparse(target) for each in source.nodes(ast.Assign, loop) for target in each.targets]
+    made += [
+        ast.unparse(item.optional_vars)
+        for each in source.nodes(ast.With, loop) for item in each.items if item.optional_vars is not None
+    ]  # fmt: skip
+    return owner in made or "(" in owner
+
+
+def softmax_and_cross_entropy(source: Source) -> Iterator[Mistake]:
+    """Probabilities for a loss that wants the numbers before them: it trains, slowly and to less."""
+    hint = "leave the softmax out of training: torch's cross_entropy has it inside; apply it to what you show."
+    made = {
+        name for name, assigns in ((name, source.values_of(name)) for name in _assigned(source))
+        if any(source.name(value) == "torch.nn.CrossEntropyLoss" for value in assigns)
+    }  # fmt: skip
+    for call in source.nodes(ast.Call):
+        is_loss = source.name(call) == "torch.nn.functional.cross_entropy" or ast.unparse(call.func) in made
+        if is_loss and call.args and _is_softmax(source, call.args[0]):
+            told = "cross_entropy is given a softmax's output: the softmax is applied twice"
+            yield Mistake(call.lineno, "warn", told, hint)
+    if made or any(True for _ in source.calls("torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss")):
+        for call in source.calls("torch.nn.Sequential"):
+            if call.args and source.name(call.args[-1]) == "torch.nn.Softmax":
+                told = "the model ends in a Softmax, and cross_entropy applies one more"
+                yield Mistake(call.args[-1].lineno, "warn", told, hint)
+
+
+def _is_softmax(source: Source, value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and source.name(value).rpartition(".")[2] == "softmax"
+
+
+def _assigned(source: Source) -> list[str]:
+    return [ast.unparse(target) for each in source.nodes(ast.Assign) for target in each.targets]
+
+
+RUN_RULES: tuple[Rule, ...] = (own_backward, loop_over_epochs, softmax_and_cross_entropy)
