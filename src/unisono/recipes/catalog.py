@@ -188,10 +188,9 @@ class Options:
         self.precise  # noqa: B018 - refuses two that differ
         for name, item in options_of(Options).items():
             if item.recipes and self.recipe not in item.recipes and self.given(name) is not None:
-                raise ConfigError(
-                    f"recipe {self.recipe!r} has no use for {item.flag}, which is for {', '.join(item.recipes)}. "
-                    f"Hint: leave it out; a preset decides ({', '.join(one.name for one in recipe.presets)})."
-                )  # fmt: skip
+                told = f"recipe {self.recipe!r} has no use for {item.flag}, which is for {', '.join(item.recipes)}. "
+                presets = ", ".join(preset.name for preset in recipe.presets)
+                raise ConfigError(f"{told}Hint: leave it out; a preset decides ({presets}).")
 
     def given(self, name: str) -> Any:
         """Return an option's value, None where it was left at its default."""
