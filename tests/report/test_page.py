@@ -98,6 +98,37 @@ def test_workers_that_came_and_went(tmp_path):
     assert "2 (2 died, 1 joined)" in told and "No interruption. Of the workers, 2 died, 1 joined." in told
 
 
+def without(run, rank, first, last):
+    """Take a rank's steps from `first` to `last` out of a run's phases."""
+    file = run / "phases" / f"rank-{rank}.jsonl"
+    lines = [line for line in file.read_text().splitlines() if not first <= json.loads(line).get("step", 0) <= last]
+    file.write_text("\n".join(lines) + "\n")
+
+
+def test_a_worker_that_died_and_one_that_joined(tmp_path):
+    """Each has its row with the steps of its stay, and the time line shows how many there were."""
+    run = make_run(tmp_path / "run", workers=3)
+    without(run, 1, 31, 60)
+    without(run, 2, 1, 40)
+    assert [(size, steps[0][0].step, steps[-1][0].step) for _, size, steps in read_run(run).workers()] == [
+        (2, 1, 30), (1, 31, 40), (2, 41, 60)
+    ]  # fmt: skip
+    text = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    for row in ("rank 0", "rank 1, to step 30", "rank 2, from step 41", "2 workers: steps 1 to 30 of launch 1"):
+        assert row in text
+
+
+def test_what_the_end_of_a_killed_launch_does_not_say(tmp_path):
+    """Ranks have written their last second to other steps; that nobody came or went shows no row of workers."""
+    run = make_run(tmp_path / "run", launches=((1, 30), (21, 60)))
+    file = run / "phases" / "rank-1.jsonl"
+    lines = file.read_text().splitlines()
+    del lines[26:31]  # steps 26 to 30 of the first launch
+    file.write_text("\n".join(lines) + "\n")
+    assert [(launch.number, size) for launch, size, _ in read_run(run).workers()] == [(1, 2), (2, 2)]
+    assert "workers: steps" not in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+
+
 def test_who_leads_when_the_first_rank_has_died(tmp_path):
     """Its last step ends what is read of it; from there on the next one's checkpoints and evaluations count."""
     run = make_run(tmp_path / "run")
