@@ -1,12 +1,13 @@
 """What is kept and who writes what: plain decisions."""
 
 import itertools
+import math
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.checkpoint.policy import CheckpointPolicy, KeptCheckpoint, choose_kept, plan_shards, stem_of
+from unisono.checkpoint.policy import BestSoFar, CheckpointPolicy, KeptCheckpoint, choose_kept, plan_shards, stem_of
 from unisono.errors import ConfigError
 
 
@@ -131,3 +132,12 @@ def test_names_of_files():
         for sizes in ({"a": 1}, {"a": 1, "b": 2}):
             assert {stem_of(file) for share in plan_shards({stem: sizes}, len(sizes)) for file in share} == {stem}
     assert stem_of("model.safetensors") == stem_of("model-00002-of-00004.safetensors") == "model"
+
+
+def test_the_best_so_far():
+    """Larger or smaller than all before; not NaN, an equal value, or another metric."""
+    best, least = BestSoFar(CheckpointPolicy(best="a")), BestSoFar(CheckpointPolicy(best="a", best_mode="min"))
+    values = [0.5, 0.4, math.nan, 0.5, 0.6]
+    assert [best.is_better({"a": value}) for value in values] == [True, False, False, False, True]
+    assert [least.is_better({"a": value}) for value in values] == [True, True, False, False, False]
+    assert not any(each.is_better({"b": 0.0}) for each in (best, least, BestSoFar(None), BestSoFar(CheckpointPolicy())))

@@ -323,7 +323,7 @@ def test_curves_say_what_they_show(tmp_path):
     titles = [chart.title for chart in section.charts]
     assert titles[:3] == ["Loss", "test_accuracy", "Throughput"]
     assert all(chart.finding for chart in section.charts)
-    assert section.charts[0].finding == "From 0.5858 to 0.03613, means of 10 steps."  # of 2 / step
+    assert section.charts[0].finding == "From 0.5858 to 0.03613, in the first and the last 10 steps."  # of 2 / step
     assert "last 0.9833" in section.charts[1].finding
     assert 'class="line pale c0"' in section.charts[2].drawing.svg()
 

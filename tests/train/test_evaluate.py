@@ -1,10 +1,14 @@
 """Evaluation: each sample once, the same bits for any number of ranks, the model's mode put back."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 from ranks import run_threads
+from unisono import CheckpointPolicy, Run
+from unisono.checkpoint.store import list_steps
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.data.datasets import ArrayDataset
 from unisono.data.loader import Fetcher
@@ -160,3 +164,23 @@ def test_a_predict_that_returns_no_pair(told, said):
     how = {"transport": LoopbackTransport(), "device": CPU, "batch_size": 2}
     with pytest.raises(ConfigError, match=rf"expected \(output, target\) from predict, {said}\. Hint: return model"):
         evaluate(model, Fetcher(data, 0), lambda micro: told(model, micro), {"accuracy": Accuracy()}, **how)
+
+
+@pytest.mark.parametrize(("best", "steps"), [("test_accuracy", {4, 10, 12}), (None, {10, 12})], ids=str)
+def test_the_best_evaluation_is_saved_at_once(best, steps, tmp_path):
+    """Between two checkpoints, on all ranks alike; without a metric to go by nothing more is saved."""
+    scores = {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.2}
+
+    def program(transport):
+        model, data = build()
+        policy = CheckpointPolicy(keep=2, best=best, in_background=False)
+        with Run(replicas=2, transport=transport, out=tmp_path, checkpoint_every=5, checkpoints=policy) as run:
+            model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for batch in run.steps(run.loader(data, batch_size=12, last="drop"), max_steps=12):
+                run.step(batch, lambda micro: nn.functional.cross_entropy(model(micro.x), micro.y))
+                if (score := scores.get(batch.step)) is not None:
+                    fixed = functools.partial(torch.full, fill_value=score)
+                    run.evaluate(data, lambda micro: (fixed(micro.y.shape), micro.y), {"accuracy": Mean()}, name="test")  # noqa: B023
+
+    run_threads(program, 2)
+    assert {step for step, _ in list_steps(tmp_path / "checkpoints")} == steps

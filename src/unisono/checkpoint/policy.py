@@ -1,7 +1,9 @@
 """What to keep, and how to save: plain decisions, without a file being touched."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 from unisono.errors import ConfigError
 from unisono.options.keywords import answers_init
@@ -65,6 +67,23 @@ class CheckpointPolicy:
         if isinstance(self.keep_sparse, str):
             return step.bit_length() - 1 if step & (step - 1) == 0 else None
         return step // self.keep_sparse if step % self.keep_sparse == 0 else None
+
+
+@final
+class BestSoFar:
+    """Knows the best value of the policy's metric in this launch; without one, nothing is better."""
+
+    def __init__(self, policy: CheckpointPolicy | None) -> None:
+        self.name = None if policy is None else policy.best
+        self._sign = -1 if policy is None or policy.best_mode == "min" else 1
+        self._best = -math.inf
+
+    def is_better(self, metrics: Mapping[str, float]) -> bool:
+        """Whether these are better than all before; NaN never is."""
+        value = self._sign * metrics.get(self.name, math.nan) if self.name is not None else math.nan
+        is_new = value > self._best
+        self._best = value if is_new else self._best
+        return is_new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

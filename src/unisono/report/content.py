@@ -107,7 +107,8 @@ def from_to(losses: Sequence[tuple[float, float]]) -> str:
     first, last = ([value for _, value in part] for part in (losses[:few], losses[-few:]))
     if not first:
         return ""
-    return f"From {statistics.fmean(first):.4g} to {statistics.fmean(last):.4g}, means of {counted(few, 'step')}."
+    which = f"the first and the last {counted(few, 'step')}" if few > 1 else "the first and the last step"
+    return f"From {statistics.fmean(first):.4g} to {statistics.fmean(last):.4g}, in {which}."
 
 
 def range_of(points: Sequence[tuple[float, float]]) -> str:

@@ -152,7 +152,8 @@ def _findings(run: RunView) -> Iterator[Remark]:
     elif not result.get("finished", True):
         yield Remark(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
     else:
-        yield Remark(text=f"Finished after {spell_count(result.get('steps', 0))} steps.", tone="good")
+        why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
+        yield Remark(text=f"Finished after {spell_count(result.get('steps', 0))} steps{why}.", tone="good")
     if run.changed:
         yield Remark(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
     for before, after in zip(run.launches, run.launches[1:], strict=False):

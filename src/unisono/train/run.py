@@ -8,7 +8,7 @@ from typing import Any, final, overload
 from torch import manual_seed, nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.policy import CheckpointPolicy
+from unisono.checkpoint.policy import BestSoFar, CheckpointPolicy
 from unisono.collectives.transport import Transport
 from unisono.data.loader import Collate, Transform
 from unisono.data.plans.batch_schedule import BatchSchedule, schedule_of
@@ -139,6 +139,7 @@ class Run(RunState):
         self._link, self._record = joined.link, joined.record
         self.precision = MixedPrecision(precision, self.device.type)
         self.phases, self.directory = joined.link.phases, joined.claim.directory
+        self._best = BestSoFar(checkpoints)
         self.first_look = FirstLook(is_leader=self.world.is_leader, best=getattr(checkpoints, "best", None))
         self.replicas, self.threads = joined.recorded(replicas, threads)
         set_determinism(self.threads)

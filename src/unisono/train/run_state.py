@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from unisono.checkpoint.interchange import Loaded, check_order
+from unisono.checkpoint.policy import BestSoFar
+from unisono.collectives.leader import leader_says
 from unisono.collectives.transport import Transport
 from unisono.data.datasets import MapStyle
 from unisono.data.loader import Collate, Fetcher, Transform
@@ -44,6 +46,7 @@ class RunState(AnswersNames):
     directory: Path | None
     precision: MixedPrecision
     first_look: FirstLook
+    _best: BestSoFar
     _joined: Joined
     _progress: RunProgress
     _registered: dict[str, Any]
@@ -116,6 +119,9 @@ class RunState(AnswersNames):
             scores = {prefix + each: value for each, value in values.items()}
             known = self._progress._measured.get(self._progress.done + self._progress.is_within, {})
             self.record(self.first_look.at_scores(scores, known))
+            if self._best.name in scores and self.directory is not None:
+                is_best = self._best.is_better(scores)  # a worker that has joined knows less
+                self._progress.is_owed |= self.transport.again(lambda: leader_says(self.transport, lambda: is_best))
         return values
 
     @answers_keywords

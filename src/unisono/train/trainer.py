@@ -176,6 +176,7 @@ class Trainer(AnswersNames):
         loop, cuts = self._loop, loader.cuts
         loop.epochs, loop.cuts, loop.total_steps = epochs, cuts, last_step(loader, epochs, max_steps)
         loop.step, loop.scores, loop.stopped_by = 0, {}, None
+        self._told: str | None = None
         self._ends_epoch = (lambda _: False) if cuts is None else cuts.every(1)
         self._logs, self._tests = due(log_every, cuts), [(each, due(each.every, cuts)) for each in tests]
         return loop
@@ -232,9 +233,10 @@ class Trainer(AnswersNames):
         """Compare names and stops between ranks, write what was logged, and end the run where one asked for it."""
         values = self._chain.agree()
         reporter.write(values)
-        if self._loop.stopped_by is not None:
-            self.run.stop(self._loop.stopped_by)
-            reporter.note(f"stopped after step {self._loop.step}: {self._loop.stopped_by}")
+        if (why := self._loop.stopped_by) is not None and why != self._told:
+            self._told = why
+            self.run.stop(why)
+            reporter.note(f"stopped after step {self._loop.step}: {why}")
 
     def _evaluate(self, test: Evaluation, reporter: Reporter) -> None:
         loop = self._loop

@@ -161,7 +161,7 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     if run.score:
         yield f"{name}, {run.score.get('replicas', '?')} replicas" + f" on {workers}" * bool(run.ranks)
     yield _progress(run)
-    if run.num_steps:
+    if run.num_steps and "stopped_by" not in run.result:
         share = min(1.0, run.step / run.num_steps)
         full = round(share * (width - 7))
         yield "█" * full + "░" * (width - 7 - full) + f" {share:5.0%}"
@@ -174,6 +174,8 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
 
 def _ended(run: WatchedRun) -> Iterator[str]:
     """Yield what a run that has ended leaves, and what to do next."""
+    if isinstance(why := run.result.get("stopped_by"), str):
+        yield f"stopped by its program: {why}"
     if isinstance(seconds := run.result.get("wall_s"), int | float):
         yield f"took {spell_seconds(seconds)} (last launch)"
     if isinstance(fingerprint := run.result.get("fingerprint"), str):

@@ -78,7 +78,8 @@ class EarlyStopping(Callback):
 
     def _judge(self, loop: Loop) -> None:
         if self.num_bad >= self._patience:
-            loop.stop(f"{self._monitor} has not improved on {self.best} for {self.num_bad} evaluations")
+            best = self.best if self.best is None else f"{self.best:.6g}"
+            loop.stop(f"{self._monitor} has not improved on {best} for {self.num_bad} evaluations")
 
 
 @final

@@ -132,12 +132,17 @@ class FirstLook:
                     "optimizer.state, in a group of param_groups, or in state_dict() and load_state_dict() of its own."
                 )
 
-    def at_end(self, *, is_trained: bool, left_over: str = "") -> None:
-        """Look at what was measured, of which checkpoints were to keep the best, and at what is not in the model."""
-        if left_over and is_trained and self._speaks:
+    def at_end(self, steps: range, left_over: str = "") -> None:
+        """Look at what was measured, of which checkpoints were to keep the best, and at what is not in the model.
+
+        Args:
+            steps: Those of the loop; where it goes on, what was measured may be that of an earlier launch.
+            left_over: What is to be said of weights outside of the model.
+        """
+        if left_over and steps and self._speaks:
             warn(left_over)
         best, measured = self.best, self.measured
-        if best is not None and best not in measured and is_trained and self._speaks:
+        if best is not None and best not in measured and steps and (measured or 1 in steps) and self._speaks:
             warn(
                 f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given "
                 f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}"

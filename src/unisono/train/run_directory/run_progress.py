@@ -51,7 +51,7 @@ class RunProgress:
         self._passes: Callable[[], int] = int
         self._is_due: Callable[[int], bool] = bool
         self._first, self._saved = 1, 0
-        self._is_owed = False  # whether a checkpoint was lost with a rank that has died
+        self.is_owed = False  # whether a checkpoint was lost with a rank that has died, or a step is the best so far
         self._metrics: dict[str, float] = {}
         self._measured: dict[int, dict[str, float]] = {}
         self.done, self.is_within = 0, False
@@ -115,7 +115,7 @@ class RunProgress:
     def save_if_due(self, parts: Parts, *, is_last: bool) -> None:
         """Save after a step what is due; `RunStopped` where the ranks have agreed to stop; collective."""
         is_first = self.done == self._first
-        is_due = self._is_owed or self._is_due(self.done) or self._is_sparse(self.done)
+        is_due = self.is_owed or self._is_due(self.done) or self._is_sparse(self.done)
         if not (is_first or is_due or is_last or self.is_stopping):  # as nearly always
             if self._checkpoints is not None and self._checkpoints.committed_step != self._told_saved:
                 self._tell_saved()
@@ -125,7 +125,7 @@ class RunProgress:
                 parts.check_storable(is_begun=True)
                 if not is_last:
                     self._checkpoints.reserve(parts.pack)
-        must_save = is_last or self.is_stopping
+        must_save = is_last or self.is_stopping or self.is_owed
         if must_save or is_due:
             self._save(parts, may_skip=not must_save)
         self._tell_saved()
@@ -183,7 +183,7 @@ class RunProgress:
         """
         newest = self._record.follow_world()
         if newest is not None and newest < self._saved:
-            self._saved, self._is_owed = newest, True
+            self._saved, self.is_owed = newest, True
         self.facts |= {name: self.facts.get(name, 0) + count for name, count in changes.items()}
         self.facts |= {"world_size": self._record.transport.world_size, "steps_again": self.steps_again}
         if self.result and not self._is_kept:  # perhaps the leader had not written it
@@ -256,7 +256,7 @@ class RunProgress:
                 recorded=parts.strategy.recorded if may_skip else None,
                 **self._facts_of_step(),
             ):
-                self._saved, self._is_owed = self.done, False
+                self._saved, self.is_owed = self.done, False
 
     def _tell_saved(self) -> None:
         self._told_saved = 0 if self._checkpoints is None else self._checkpoints.committed_step

@@ -100,7 +100,7 @@ class Stepper:
             yield from self._batches(loader, first, last)
         finally:
             del self._fetched  # its processes end with the last batch that looks at it
-        self._first_look.at_end(is_trained=first <= last, left_over=self.parts.strategy.left_over())
+        self._first_look.at_end(range(first, last + 1), self.parts.strategy.left_over())
 
     def open(self, loader: Loader | StreamLoader, score: Callable[[], dict[str, Any]]) -> None:
         """Open the run, or check that the score is that of the run that is open; collective."""
