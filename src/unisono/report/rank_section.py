@@ -64,5 +64,5 @@ def _stay(mine: Sequence[StepPhases], launch: Launch) -> str:
     if not steps:
         return ", not in the last launch"
     came = f" from step {min(steps)}" if min(steps) > launch.first_step else ""
-    went = f" to step {max(steps)}" if max(steps) < launch.last_step else ""
+    went = f" to about step {max(steps)}" if max(steps) < launch.last_step else ""  # its last second is not written
     return f",{came}{went}" if came or went else ""

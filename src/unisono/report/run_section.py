@@ -158,8 +158,8 @@ def _findings(run: RunView) -> Iterator[Remark]:
         yield Remark(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
     for before, after in zip(run.launches, run.launches[1:], strict=False):
         again = before.last_step - after.first_step + 1
-        redone = f", {again} steps done again" if again > 0 else ""
-        world = "" if before.world_size == after.world_size else f", on {after.world_size} workers"
+        redone = f", {counted(again, 'step')} done again" if again > 0 else ""
+        world = "" if before.world_size == after.world_size else f", on {counted(after.world_size, 'worker')}"
         known = max(before.last_step, after.first_step - 1)  # a killed rank has not written its last second
         yield Remark(
             text=f"Interrupted after step {known}; launch {after.number} went on from step "

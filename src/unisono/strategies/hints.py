@@ -62,6 +62,12 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
     ),
     (
         RuntimeError,
+        r"only batches of spatial targets supported|Expected target size",
+        "Hint: the model's outputs have more than (samples, classes). One class a sample: flatten before the last "
+        "layer, x.flatten(1). One class a place, as a word: outputs of (samples, classes, places).",
+    ),
+    (
+        RuntimeError,
         "for target with class probabilities",
         "Hint: give the class of each sample: labels.argmax(1). Rows of probabilities are float32.",
     ),

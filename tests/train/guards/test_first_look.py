@@ -297,7 +297,7 @@ def test_idle_replicas_are_told_by_the_leader_alone(toy):
 
     FirstLook(is_leader=False).at_sizes(3, 4)  # a warning would be an error here
     told = dict(run_threads(program, 1))
-    assert "batch_size=3 is fewer samples than this run's 4 replicas: 1 of them never have one" in told[0][0]
+    assert "batch_size=3 is fewer samples than this run's 4 replicas: 1 of them never has one" in told[0][0]
     assert len(told[0]) == 1
 
 

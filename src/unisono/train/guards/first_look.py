@@ -56,9 +56,10 @@ class FirstLook:
     def at_sizes(self, batch_size: int, replicas: int) -> None:
         """Look at the samples of a batch."""
         if batch_size < replicas and self._speaks:
+            idle = replicas - batch_size
             warn(
-                f"batch_size={batch_size} is fewer samples than this run's {replicas} replicas: "
-                f"{replicas - batch_size} of them never have one, and ranks that host only those compute nothing. "
+                f"batch_size={batch_size} is fewer samples than this run's {replicas} replicas: {idle} of them never "
+                f"{'has' if idle == 1 else 'have'} one, and ranks that host only those compute nothing. "
                 f"Hint: batch_size >= {replicas}, or Run(replicas={batch_size})."
             )
 
