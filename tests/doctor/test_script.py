@@ -183,6 +183,11 @@ CASES = [
     ),
     ("own-backward", f"{RUN}run.step(batch, f).backward()  # <-", "run.step(batch, f).backward()"),
     (
+        "run-on-some-ranks",
+        f"{RUN}if run.world.is_leader:\n    print(run.evaluate(data, predict, metrics))  # <-",
+        f"{RUN}found = run.evaluate(data, predict, metrics)\nif run.world.is_leader:\n    print(found)",
+    ),
+    (
         "loop-over-epochs",
         f"{RUN}for epoch in range(3):\n    for batch in run.steps(loader, epochs=1):  # <-\n        run.step(batch, f)",
         f"{RUN}for epoch in range(3):\n    for batch in run.steps(loader, epochs=epoch + 1):\n        step(batch)",

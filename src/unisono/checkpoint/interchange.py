@@ -126,11 +126,13 @@ def fit_weights(
         for name in live
         if name in found and found[name].shape != live[name].shape
     ]
-    if shapes or (strict and (missing or unexpected)):
+    is_other = bool(live) and bool(found) and len(unexpected) == len(found)
+    if shapes or is_other or (strict and (missing or unexpected)):
+        hint = "" if shapes else " Hint: strict=False takes what fits and returns the names."
+        hint = " No name is one of the model's. Hint: build the model whose weights these are." if is_other else hint
         raise CheckpointError(
             f"{printable(source)} does not fit {type(model).__name__}: missing {few(missing)}, "
-            f"unexpected {few(unexpected)}, other shapes {few(shapes)}."
-            + ("" if shapes else " Hint: strict=False takes what fits and returns the names.")
+            f"unexpected {few(unexpected)}, other shapes {few(shapes)}.{hint}"
         )
     fitting = {name: found[name] for name in live if name in found}
     whys = [f"{name}: {why}" for name, value in fitting.items() if (why := _obstacle(value, live[name]))]

@@ -58,11 +58,12 @@ def list_(directory: str, as_json: bool) -> None:
     cells: list[tuple[object, ...]] = []
     for row in rows:
         if row["problem"] is not None:
-            cells.append((row["step"], None, None, None, printable(row["problem"])))
+            cells.append((row["step"], None, None, row["name"], printable(row["problem"])))
             continue
         metrics = printable("  ".join(f"{name} {value:.4g}" for name, value in row["metrics"].items()))
-        cells.append((row["step"], row["epoch"], spell_bytes(row["bytes"]), row["files"], metrics))
-    answer(rows, as_json, lambda: table(("step", "epoch", "size", "files", "metrics"), cells, left=["metrics"]))
+        cells.append((row["step"], row["epoch"], spell_bytes(row["bytes"]), row["name"], metrics))
+    names = ("step", "epoch", "size", "directory", "metrics")
+    answer(rows, as_json, lambda: table(names, cells, left=["directory", "metrics"]))
 
 
 @checkpoint.command(short_help="Compare every byte with its hash.")

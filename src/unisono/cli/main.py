@@ -165,6 +165,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
     if error.option_name == "--port" and "--web" in known:
         return "--web 8080 serves the page on port 8080."
     meant = nearest_options(error.option_name, known)
+    if not meant and context is not None and context.info_name == "run":
+        return "Options of the script come behind it: unisono run SCRIPT --OPTION VALUE."
     return f"Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
 
 

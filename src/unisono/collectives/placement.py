@@ -115,6 +115,7 @@ def check_world(replicas: int, world_size: int) -> None:
         raise ConfigError(f"expected replicas >= 1, got {replicas}.")
     if not 1 <= world_size <= replicas:
         raise ConfigError(
-            f"expected 1 <= world_size <= replicas, got world_size={world_size} and replicas={replicas}. "
-            f"Hint: start at most {replicas} workers, or start a new run with replicas={world_size} or more."
+            f"expected at least one worker and at most one for each of {replicas} replicas, got {world_size}: a worker "
+            f"without a replica has no work. Hint: at most {replicas} workers (-n {replicas}), or a new run with "
+            f"replicas={world_size} or more (which changes the result)."
         )

@@ -64,6 +64,25 @@ def _uses(source: Source, step: ast.Call) -> Iterator[ast.Attribute]:
             yield used
 
 
+def run_on_some_ranks(source: Source) -> Iterator[Mistake]:
+    """What all workers do together, done by some: the others never come, and all wait."""
+    if not source.imports("unisono"):
+        return
+    for call in source.nodes(ast.Call):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        words = {given.arg for given in call.keywords}
+        is_meant = (
+            (name == "step" and len(call.args) == 2)
+            or (name in ("steps", "fit") and not words.isdisjoint(("epochs", "max_steps")))
+            or (name == "evaluate" and len(call.args) > 1)
+        )
+        condition = next((found for found, _ in source.rank_conditions(call)), None) if is_meant else None
+        if condition is not None:
+            told = f"{ast.unparse(call.func)}() only where `{ast.unparse(condition.test)}` (line {condition.lineno})"
+            hint = "call it on all workers; only printing and saving belong inside the condition."
+            yield Mistake(call.lineno, "fail", f"{told}: the other workers never come, and all wait", hint)
+
+
 def loop_over_epochs(source: Source) -> Iterator[Mistake]:
     """A loop around `run.steps` or `fit` that says the same end each time: only the first one trains."""
     if not source.imports("unisono"):
@@ -121,4 +140,4 @@ def _assigned(source: Source) -> list[str]:
     return [ast.unparse(target) for each in source.nodes(ast.Assign) for target in each.targets]
 
 
-RUN_RULES: tuple[Rule, ...] = (own_backward, loop_over_epochs, softmax_and_cross_entropy)
+RUN_RULES: tuple[Rule, ...] = (own_backward, run_on_some_ranks, loop_over_epochs, softmax_and_cross_entropy)

@@ -128,7 +128,7 @@ def _overview(run: RunView) -> Table:
         ["replicas", str(run.score.get("replicas", "?"))],
         ["batch size", str(run.score.get("batch_size", "?"))],
         ["steps", spell_count(len(run.ledger))],
-        ["samples a second", _number(result.get("samples_per_s"))],
+        ["samples a second within steps", _number(result.get("samples_per_s"))],
         ["wall time of the last launch", _seconds(result.get("wall_s"))],
     ]
     totals = result.get("totals")

@@ -22,7 +22,9 @@ def find_checkpoints(directory: str) -> Path:
     for path in (given / "checkpoints", given):
         if list_steps(path):
             return path
+    runs = sorted({str(path.parent) for path in given.glob("*/checkpoints")}) if given.is_dir() else []
     hint = "the DIR of --out" if given.is_dir() else "the run's directory comes first, the DIR of --out"
+    hint = f"one of its runs: {', '.join(runs[:3])}" if runs else hint
     raise ConfigError(f"expected a run directory with checkpoints, got {directory}. Hint: {hint}.")
 
 
