@@ -75,7 +75,7 @@ def export_weights(state: State, path: Path) -> list[str]:
     return left_out
 
 
-def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> Loaded:
+def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True, step: int | None = None) -> Loaded:
     """Put pretrained weights into a model: all of them checked first, then all of them swapped in.
 
     Build the optimizer and call `Run.prepare` afterwards: the weights are then part of the score. Call it on all ranks;
@@ -87,6 +87,7 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
             a run directory (its newest valid checkpoint). Prefixes that wrappers leave (``module.``) are understood.
         strict: Whether missing or unexpected names are an error; shapes always have to fit, and values: complex numbers
             do not go into real tensors, nor fractions into whole numbers.
+        step: Of a run directory: the checkpoint of this step, as `unisono checkpoint list` shows them.
 
     Returns:
         The names that are missing or unexpected.
@@ -97,7 +98,8 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
         ConfigError: It is of an unknown kind.
     """
     check_order(model, path, "unisono.load_weights(model, path)")
-    fitting, loaded = fit_weights(model, tensors_in(Path(path)), strict=strict, source=str(path))
+    found = tensors_in(Path(path) if step is None else _checkpoint_of(Path(path), step))
+    fitting, loaded = fit_weights(model, found, strict=strict, source=str(path))
     write_weights(model, fitting)
     return loaded
 
@@ -235,6 +237,16 @@ def _read_directory(path: Path) -> State:
     newest, _ = newest_valid(directory)
     assert newest is not None
     return read(newest)[1]
+
+
+def _checkpoint_of(run: Path, step: int) -> Path:
+    steps = dict(list_steps(run / "checkpoints"))
+    if step not in steps:
+        there = ", ".join(map(str, sorted(steps))) or "none"
+        raise CheckpointError(
+            f"expected a step of which {printable(str(run))} has a checkpoint, got {step}; it has {there}."
+        )
+    return steps[step]
 
 
 def _check_suffix(path: Path) -> None:

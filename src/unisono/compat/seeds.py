@@ -7,7 +7,6 @@ from typing import final
 
 from unisono.determinism.switches import set_generators
 from unisono.errors import ConfigError
-from unisono.system.messages import tell
 from unisono.train.run import Run
 from unisono.train.steps.keyed_generators import Between
 
@@ -71,13 +70,7 @@ def give_replicas(
         ConfigError: There are fewer processes than ranks, or the recorded run has another accumulation.
     """
     ranks = run.world.world_size
-    is_new = not is_told and run._record.recorded("replicas")[0] is None
-    if is_new and ranks > 1 and run.world.is_leader and run.replicas == ranks:
-        tell(
-            f"replicas= is unset: this is a script for {ranks} processes, and its result that of {ranks}. "
-            f"Hint: replicas={ranks}, which any number of workers up to {ranks} computes with the same bits."
-        )
-    if is_new and accumulation > 1:
+    if not is_told and accumulation > 1 and run._record.recorded("replicas")[0] is None:
         run.replicas *= accumulation
         run.placement[:] = run.strategy.place(run.replicas, ranks)
         run._progress.facts["replicas"] = run.replicas

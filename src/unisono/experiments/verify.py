@@ -60,8 +60,19 @@ def verify(
         {"workers": count, "seconds": run.seconds, **{name: run.result[name] for name in ("steps", "fingerprint")}}
         for count, run in zip(workers, found, strict=True)
     ]
+    if options.get("replicas") is None and not _names_replicas(target):
+        tell(
+            f"compared with {counted(found[0].score['replicas'], 'replica')}. The script names none: started by hand "
+            "it has one for each worker, and other bits on each number. Hint: Run(replicas=...) in the script."
+        )
     equal = not parted and len({trial["fingerprint"] for trial in trials}) == 1
     return Verified(equal=equal, trials=trials, parted=parted)
+
+
+def _names_replicas(target: str) -> bool:
+    """Whether a script speaks of replicas; recipes have a number of their own."""
+    path = Path(target)
+    return not (path.suffix == ".py" and path.is_file()) or "replicas" in path.read_text(errors="replace")
 
 
 def _counts(asked: Sequence[int] | None, options: Mapping[str, Any]) -> Sequence[int]:

@@ -11,6 +11,7 @@ from unisono.system.words import spell_seconds
 _MOST_RANKS = 32
 _ADVICE = {
     "reduce": "In it the ranks exchange gradients, or wait for the slowest of them: see Stragglers.",
+    "other": "That is code outside of steps, such as the loop's own body, or waiting for it.",
     "data": "The ranks wait for samples: num_workers= fetches them ahead.",
 }
 """What a phase that takes most of the time means."""
@@ -52,8 +53,8 @@ def stragglers(run: RunView) -> Iterator[Table]:
         for rank in sorted(mine, key=lambda rank: -statistics.median(own[rank]))[:_MOST_RANKS]
     ]  # fmt: skip
     yield Table(
-        title="Stragglers: own work of a step (data, forward, backward)",
-        head=["rank", "median", "longest", "slowest of its steps", "then exchanging and waiting"], rows=rows,
+        title="Stragglers: own work of a step (data, forward, backward), then exchange and waiting",
+        head=["rank", "median", "longest", "slowest in", "then waits"], rows=rows,
         numeric=frozenset({1, 2, 3, 4}),
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ def compare_section(runs: Sequence[RunView]) -> Section:
         result = run.result
         rows.append([
             name, _strategy(run), run.worlds(), spell_count(len(run.ledger)),
-            _seconds(result.get("wall_s")), _number(result.get("samples_per_s")),
+            _seconds(_trained_s(result)), _number(result.get("samples_per_s")),
             *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
             str(result.get("fingerprint", "not finished"))[:16],
         ])  # fmt: skip
@@ -267,6 +267,14 @@ def _checkpoints(run: RunView) -> Iterator[Table]:
         shown = rows if len(rows) <= _MOST_ROWS else rows[-_MOST_ROWS:]
         title = f"Checkpoints: training time they took ({len(rows)} in all)"
         yield Table(title=title, head=["after step", "took", "at (UTC)"], rows=shown, numeric=frozenset({0, 1}))
+
+
+def _trained_s(result: dict[str, Any]) -> Any:
+    """Return the seconds of all launches, or where a run had one, of that."""
+    totals = result.get("totals")
+    if isinstance(totals, dict) and totals.get("launches", 1) != 1:
+        return totals.get("train_s")
+    return result.get("wall_s")
 
 
 def _strategy(run: RunView) -> str:

@@ -151,10 +151,12 @@ class FirstLook:
 
 
 def are_bytes(inputs: Any) -> bool:
-    """Whether inputs are images with the values of bytes as floating-point numbers."""
-    if not isinstance(inputs, Tensor) or inputs.ndim < 3 or not inputs.is_floating_point() or not inputs.numel():
+    """Whether inputs are images with the values of bytes as floating-point numbers; looked at on the CPU alone."""
+    if not isinstance(inputs, Tensor) or inputs.device.type != "cpu" or not inputs.is_floating_point():
         return False
-    return bool(inputs.min() >= 0 and 128 <= inputs.max() <= 255 and (inputs == inputs.round()).all())
+    if inputs.ndim < 3 or not inputs.numel() or inputs.min() < 0 or not 128 <= inputs.max() <= 255:
+        return False
+    return bool((inputs == inputs.round()).all())
 
 
 def unsaved_attributes(optimizer: Optimizer) -> dict[str, Any]:

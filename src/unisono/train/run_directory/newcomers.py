@@ -18,7 +18,7 @@ from unisono.train.trained_parts import Parts
 Join = Callable[[Callable[[dict[str, Any]], str]], tuple[dict[str, Any], State]]
 """Waits until a rank is let in; asks why what it is given does not fit, and returns it with the state of the parts."""
 
-_OF_PROGRESS = ("done", "steps_again", "facts", "_saved", "_is_owed", "_resumed", "_metrics")
+_OF_PROGRESS = ("done", "steps_again", "facts", "_saved", "is_owed", "_resumed", "_metrics")
 _OF_RECORD = ("fencing_token", "launches", "result", "objective")
 _OF_CHECKPOINTS = ("_begun", "_before", "committed_step")
 

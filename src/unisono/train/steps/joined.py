@@ -18,7 +18,7 @@ from unisono.environment import wants_plain_torch
 from unisono.strategies.base import Strategy
 from unisono.strategies.options import StrategyOptions
 from unisono.system.memory import keep_freed_memory
-from unisono.system.messages import warn
+from unisono.system.messages import tell, warn
 from unisono.train.guards.checks import check_detail, check_transport
 from unisono.train.guards.inside_loss import OBSERVER
 from unisono.train.guards.witness import rate_of
@@ -77,6 +77,7 @@ class Joined:
         options.check_start(world.world_size, in_threads=not is_process)
         self.witness = rate_of(witness, world, options)
         self._default = world.replicas or options.default_replicas(world.world_size)
+        self._is_exact = options.is_exact
         options.place(replicas or self._default, world.world_size)  # refuses before the ranks meet
         self.link = LauncherLink(world, is_process=is_process)
         self.link.note(b"join")
@@ -108,6 +109,12 @@ class Joined:
     def recorded(self, replicas: int | None, threads: int | None) -> tuple[int, int]:
         """Return replicas and threads: those that are asked for, else the recorded run's, else the launcher's."""
         found = self.record.recorded("replicas", "threads")
+        world, is_told = self.world, replicas or found[0] or self.world.replicas
+        if not is_told and self._is_exact and world.world_size > 1 and world.is_leader:
+            tell(
+                f"replicas= is unset: this run has {self._default} replicas, one for each worker, and its result is "
+                f"that of {self._default}. Hint: with replicas={self._default} any number of workers has the same bits."
+            )
         return replicas or found[0] or self._default, threads or found[1] or self.world.threads or 1
 
     def serve(self, run: Any, progress: RunProgress) -> None:
