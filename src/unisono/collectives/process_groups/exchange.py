@@ -165,8 +165,7 @@ class PieceExchange(Exchange):
                     self._take_result(bucket - later)
             for bucket in range(max(0, len(self._outs) - later), len(self._outs)):
                 self._take_result(bucket)
-            for work in self._sends:
-                self._waits.wait(work)
+            self._waits.sent(self._sends)
         sent = sum(self._sizes)
         self._transport.bytes_sent += sent  # here alone: two threads send
         self._trial.end(sent, self._outs)
@@ -180,12 +179,13 @@ class PieceExchange(Exchange):
                 self._reports = self._expect_reports()
             (rows, works), others, group = self._reports, self._all_others(), self._find_group()
             rows[self._rank] = message
-            works += [group.send([message], rank, self._first_tag + _TAGS - 1) for rank in others]
+            sends = [group.send([message], rank, self._first_tag + _TAGS - 1) for rank in others]
 
         def wait() -> Tensor:
             with self._waits.within(_REPORT):
                 for work in works:
                     self._waits.wait(work)
+                self._waits.sent(sends)
             self._transport.bytes_sent += message.nbytes * len(others)
             self._seal()
             return rows

@@ -1,8 +1,9 @@
 """The waits of an exchange between ranks of which one may be lost."""
 
 import contextlib
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, final
 
@@ -16,6 +17,8 @@ from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
 
 _END = "end of an exchange"
+_LOOK = timedelta(seconds=1)
+"""How often a collective is left to see whether the ranks are called; its wait may then go on, unlike a message's."""
 
 
 class Asking(Transport):
@@ -53,6 +56,7 @@ class LiveWaits(Waits):
         self._live, self._group, self._longest = transport, group, timedelta(seconds=timeout_s)
         self._is_left = False
         self._expected: dict[int, tuple[Tensor, list[Any]]] = {}
+        self._sending: list[Any] = []
 
     def agree(self, what: str, number: int) -> list[int]:
         return _Unsealed(self, self._live, self._group).agree(self._live.told(what), number)
@@ -71,11 +75,29 @@ class LiveWaits(Waits):
     def wait(self, work: Any) -> None:
         work.wait(self._longest)  # by itself it takes the time that connecting may take
 
+    def sent(self, works: Sequence[Any]) -> None:
+        # Not waited for: a message to a rank that dies just then is in no list of gloo's, and nothing ends its wait.
+        # When all have sealed, all messages before the seals have come; until then nothing may drop them.
+        self._sending += works
+
     def expect_seal(self, tag: int) -> None:
         rank, size = self._live.rank, self._live.world_size
         places = torch.zeros(size, 1, dtype=torch.uint8)
         works = [self._group.recv([places[other]], other, tag) for other in range(size) if other != rank]
         self._expected[tag] = places, works
+
+    def wait_often(self, work: Any) -> None:
+        """Return when a collective is done; it may hold messages whose wait nothing ends, see `sent`."""
+        until = time.monotonic() + self._longest.total_seconds()
+        while True:
+            try:
+                work.wait(_LOOK)
+            except RuntimeError:
+                if work.is_completed() or time.monotonic() > until:
+                    raise
+                self._look()
+            else:
+                return
 
     def seal(self, tag: int) -> Callable[[], None]:
         return self._live.seal(lambda: self._meet(tag))
@@ -95,12 +117,13 @@ class LiveWaits(Waits):
         """Tell the others that this rank has all of an exchange, and return what waits until each has said so."""
         rank, (places, works) = self._live.rank, self._expected.pop(tag)
         with self.named(_END):
-            works += [self._group.send([places[rank]], other, tag) for other in range(len(places)) if other != rank]
+            seals = [self._group.send([places[rank]], other, tag) for other in range(len(places)) if other != rank]
 
         def wait() -> None:
             with self.within(_END):
                 for work in works:
                     self.wait(work)
+            self._sending = seals
 
         return wait
 
@@ -143,4 +166,4 @@ class _Unsealed(Transport):
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
         with self._waits.within("exchange of gradients"):
-            self._waits.wait(self._group._allgather_base(recv, send))
+            self._waits.wait_often(self._group._allgather_base(recv, send))

@@ -6,7 +6,7 @@ every other wait ends with an error.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -64,6 +64,11 @@ class Waits:
     def wait(self, work: Any) -> None:
         """Return when a message is there, or has left."""
         work.wait()
+
+    def sent(self, works: Sequence[Any]) -> None:
+        """Return when messages have left, or when that need not be waited for."""
+        for work in works:
+            self.wait(work)
 
     def expect_seal(self, tag: int) -> None:
         """Be ready for what the others will say in `seal`: gloo asks back where a message comes unexpected."""
