@@ -466,7 +466,7 @@ def test_no_checkpoint_can_be_trusted(toy, tmp_path):
 
 def test_more_ranks_than_replicas():
     """A world larger than the replicas is refused before anything is written or sent."""
-    with pytest.raises(unisono.ConfigError, match="world_size=3 and replicas=2"):
+    with pytest.raises(unisono.ConfigError, match="of 2 replicas, got 3"):
         run_ranks(lambda transport: unisono.Run(replicas=2, transport=transport), 3)
 
 
@@ -483,7 +483,7 @@ def test_replicas_unset(toy, tmp_path):
 
     assert run_ranks(program, 3) == [3, 3, 3]
     assert run_ranks(program, 2) == [3, 3]
-    with pytest.raises(unisono.ConfigError, match="world_size=4 and replicas=3"):
+    with pytest.raises(unisono.ConfigError, match="of 3 replicas, got 4"):
         run_ranks(program, 4)
     with unisono.Run() as run:
         assert run.replicas == 1
