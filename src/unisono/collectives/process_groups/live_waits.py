@@ -72,8 +72,19 @@ class LiveWaits(Waits):
         with super().entered(), self._letting_go():
             yield
 
-    def wait(self, work: Any) -> None:
-        work.wait(self._longest)  # by itself it takes the time that connecting may take
+    def wait(self, work: Any, every: timedelta | None = None) -> None:
+        """Return when a message is there, or a collective is done: that wait may be left, `every` so often, to look."""
+        until = time.monotonic() + self._longest.total_seconds()
+        while True:
+            try:
+                # By itself it takes the time that connecting may take. A collective may hold messages as in `sent`.
+                work.wait(every or self._longest)
+            except RuntimeError:
+                if every is None or work.is_completed() or time.monotonic() > until:
+                    raise
+                self._look()
+            else:
+                return
 
     def sent(self, works: Sequence[Any]) -> None:
         # Not waited for: a message to a rank that dies just then is in no list of gloo's, and nothing ends its wait.
@@ -85,19 +96,6 @@ class LiveWaits(Waits):
         places = torch.zeros(size, 1, dtype=torch.uint8)
         works = [self._group.recv([places[other]], other, tag) for other in range(size) if other != rank]
         self._expected[tag] = places, works
-
-    def wait_often(self, work: Any) -> None:
-        """Return when a collective is done; it may hold messages whose wait nothing ends, see `sent`."""
-        until = time.monotonic() + self._longest.total_seconds()
-        while True:
-            try:
-                work.wait(_LOOK)
-            except RuntimeError:
-                if work.is_completed() or time.monotonic() > until:
-                    raise
-                self._look()
-            else:
-                return
 
     def seal(self, tag: int) -> Callable[[], None]:
         return self._live.seal(lambda: self._meet(tag))
@@ -166,4 +164,4 @@ class _Unsealed(Transport):
 
     def all_gather(self, send: Tensor, recv: Tensor) -> None:
         with self._waits.within("exchange of gradients"):
-            self._waits.wait_often(self._group._allgather_base(recv, send))
+            self._waits.wait(self._group._allgather_base(recv, send), _LOOK)
