@@ -76,11 +76,13 @@ class LiveWaits(Waits):
         """Return when a message is there, or a collective is done: that wait may be left, `every` so often, to look."""
         until = time.monotonic() + self._longest.total_seconds()
         while True:
+            began = time.monotonic()
             try:
                 # By itself it takes the time that connecting may take. A collective may hold messages as in `sent`.
                 work.wait(every or self._longest)
             except RuntimeError:
-                if every is None or work.is_completed() or time.monotonic() > until:
+                now = time.monotonic()  # a wait that ends before its time has failed
+                if every is None or now < began + 0.9 * every.total_seconds() or work.is_completed() or now > until:
                     raise
                 self._look()
             else:
