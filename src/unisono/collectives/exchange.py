@@ -65,7 +65,8 @@ class Exchange(ABC):
     def await_seal(self) -> None:  # noqa: B027 - most have nothing more to wait for
         """Return when what all ranks were to get in this step is there, after what `tell` has returned.
 
-        Until then another rank may lack what this one has: nothing that stays may follow from it.
+        Until then another rank may lack what this one has, and what it gets may lie in this one's results: they are
+        read alone, and nothing that stays may follow from them.
         """
 
     def choose_codec(self, mode: str) -> None:  # noqa: B027 - most send nothing over a wire

@@ -199,8 +199,9 @@ class Exact(Strategy):
             self.witness.look_again(self._sum.trainable)
         own = self._own_word()
         say = None if self.transport.world_size == 1 else self._sum.tell(self._report.message(own))
-        total = self._sum.finish_unread()
+        total = self._sum.arrive()
         told = [own] if say is None else self._report.take(say())
+        self._sum.part_buffers()
         # The sum may overflow where no replica's gradient does.
         is_finite = not self._may_overflow() or total.is_finite()
         return told, total.checksum(), is_finite

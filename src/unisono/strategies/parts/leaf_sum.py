@@ -147,9 +147,9 @@ class LeafSum:
         return grads
 
     def reduce(self, placement: Sequence[range]) -> tuple[int, bool]:
-        """Finish the tree over all ranks, by `send` and `finish`; return what `finish` does, and `send`; collective."""
+        """Finish the tree over all ranks; return the checksum of the sum, and what `send` does; collective."""
         is_finite = self.send(placement)
-        return self.finish(), is_finite
+        return self.finish_unread().checksum(), is_finite
 
     def send(self, placement: Sequence[range]) -> bool:
         """Do the first part of `reduce`: return when this rank's sums are on their way.
@@ -175,35 +175,36 @@ class LeafSum:
         return (self._exchange if self._buckets else OneByOne(self._transport)).tell(message)
 
     def await_seal(self) -> None:
-        """Return when all ranks have what `tell` and `finish` gave them; see `Exchange.await_seal`."""
+        """Return when all ranks have what `tell` and `arrive` gave them; see `Exchange.await_seal`."""
         self._exchange.await_seal()
 
-    def finish(self) -> int:
-        """Do the second part of `reduce`, after `send`; return the checksum of the sum; collective."""
-        return self.finish_unread().checksum()
-
     def finish_unread(self) -> FlatBuffer:
-        """Do what `finish` does, and return the sum, of which nothing has been read; collective."""
+        """Do the second part of `reduce`, after `send`; return the sum, of which nothing has been read; collective."""
+        total = self.arrive()
+        self.part_buffers()
+        return total
+
+    def arrive(self) -> FlatBuffer:
+        """Return the sum when it is here: it may be on its way to others, and is to be read alone; see `await_seal`."""
         assert self._total is not None
         total = self._total
         if self._sent is not None and self._overlap is not None:
             self._overlap.wait()
         elif self._is_exchanged:
             self._exchange.finish()
-        if len(self._sums) > 1:
-            self._pool += [buffer for _, buffer in self._sums[1:]]
+        self._pool += [buffer for _, buffer in self._sums[1:]]
         self._sums = []
-        self._merged: list[Tensor] = []
-        if total.buffers:
-            for view, is_saved in zip(total.buffers, self._buffers.is_saved(), strict=True):
-                self._merged.append(view if is_saved else view.clone())
-                if not is_saved:  # a resumed run has other values there: no part of the record
-                    view.zero_()
         return total
 
-    def scale(self, factor: float) -> tuple[int, bool]:
-        """Multiply the gradients of the whole sum, after `finish`; return its checksum, and whether they are finite."""
+    def part_buffers(self) -> None:
+        """Take buffers that are not saved out of the sum, after `arrive`; awaits the seal where there are any."""
         assert self._total is not None
+        self._merged = self._buffers.part(self._total.buffers, self.await_seal) if self._total.buffers else []
+
+    def scale(self, factor: float) -> tuple[int, bool]:
+        """Multiply the gradients of the whole sum; return its checksum, and whether they are finite."""
+        assert self._total is not None
+        self.await_seal()
         return self._total.scale(factor), self._total.is_finite()
 
     def finish_step(

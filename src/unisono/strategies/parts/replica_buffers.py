@@ -62,9 +62,18 @@ class ReplicaBuffers:
         """Return the floating-point buffers, in the model's order."""
         return self._buffers[: self.num_float]
 
-    def is_saved(self) -> list[bool]:
-        """Say of each of `floats` whether a checkpoint holds it: not the non-persistent ones, which start anew."""
-        return [name not in module._non_persistent_buffers_set for module, name in self._owners[: self.num_float]]
+    def part(self, views: Sequence[Tensor], await_seal: Callable[[], None]) -> list[Tensor]:
+        """Return the sums of `floats`; of those that no checkpoint holds copies, and zeros in their places.
+
+        They start anew in a resumed run, so they are no part of the record. `await_seal` is called before.
+        """
+        merged = [*views]
+        for index, (module, name) in enumerate(self._owners[: self.num_float]):
+            if name in module._non_persistent_buffers_set:
+                await_seal()
+                merged[index] = views[index].clone()
+                views[index].zero_()
+        return merged
 
     def named(self) -> dict[str, Tensor]:
         """Return all buffers by name, the floating-point ones first."""
