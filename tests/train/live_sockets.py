@@ -81,9 +81,9 @@ def die_between_two_peers(kills, member, step, *, meets):
             return tell(exchange, message)
         group, find = exchange._find_group(), exchange._find_group
         exchange._find_group = lambda: _ToOne(group, 1)
-        tell(exchange, message)
+        sending = tell(exchange, message)  # kept: gloo sends nothing more to a rank whose message it has lost
         exchange._find_group = find
-        return functools.partial(_die_when, came)
+        return functools.partial(_die_when, came, sending)
 
     LiveGroupTransport.seal, PieceExchange.tell = sealed, told
 
@@ -99,7 +99,8 @@ class _ToOne:
         return self._group.send(tensors, rank, tag) if rank == self._rank else None
 
 
-def _die_when(path):
+def _die_when(path, sending):
+    """Die with what this one is sending."""
     until = time.monotonic() + 300
     while not path.exists():
         if time.monotonic() > until:
