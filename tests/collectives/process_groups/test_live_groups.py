@@ -1,6 +1,10 @@
 """Ranks that gloo joins die in any place of a step: the others finish it with the same bits, and others join them."""
 
+import contextlib
 import itertools
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +12,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.distributed import HashStore, ProcessGroupGloo
+from torch.distributed import FileStore, HashStore, ProcessGroupGloo
 
 from train.steps.test_membership import check, play, undisturbed
 from unisono.collectives.process_groups import live_groups
@@ -128,6 +132,41 @@ def test_a_rank_is_lost_while_others_connect(monkeypatch):
     with pytest.raises(WorldChanged):
         groups._connect("e1", 0, 2, 1)
     assert 0.4 < time.monotonic() - began < 9
+
+
+PEER = """
+import os, signal, sys, torch, torch.distributed as dist
+group = dist.ProcessGroupGloo(dist.FileStore(sys.argv[1], 2), 1, 2)
+here = group.recv([torch.empty(1 << 26, dtype=torch.uint8)], 0, 1)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+"""Expects a message, and reads nothing of it."""
+
+
+def test_a_rank_dies_while_a_message_is_on_its_way_to_it(tmp_path, monkeypatch):
+    """Nothing ends the wait of that message, the control, but this rank goes on when it is called."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with subprocess.Popen([sys.executable, "-c", PEER, str(tmp_path / "store")]) as peer:
+        group = ProcessGroupGloo(FileStore(str(tmp_path / "store"), 2), 0, 2, timedelta(seconds=8))
+        os.waitid(os.P_PID, peer.pid, os.WSTOPPED)
+        transport = LiveGroupTransport(group)
+        transport.live = member = Called()
+        work = group.send([torch.zeros(1 << 26, dtype=torch.uint8)], 1, 1)
+        by_itself, leaving = threading.Thread(target=_wait, args=(work,), daemon=True), transport._waits.leaving(work)
+        by_itself.start()
+        peer.kill()
+    threading.Timer(0.5, lambda: setattr(member, "is_called", True)).start()
+    began = time.monotonic()
+    with pytest.raises(LetGo):
+        leaving()
+    assert 0.4 < time.monotonic() - began < 2
+    by_itself.join(1.5)
+    assert by_itself.is_alive()
+
+
+def _wait(work):
+    with contextlib.suppress(RuntimeError):
+        work.wait()
 
 
 @pytest.mark.parametrize("is_cut", [True, False])

@@ -90,6 +90,7 @@ class PieceExchange(Exchange):
         self._arriving: list[list[tuple[Node, Arrival]]] = []
         self._results: list[list[Arrival]] = []
         self._sends: list[Any] = []
+        self._leaving: dict[int, Callable[[], None]] = {}  # waits, by bucket: its sum lies where its partial does
         self._trial = LinkTrial("none")
         self._incoming, self._outgoing, self._outgoing_sums = Rooms(), Rooms(), Rooms()  # one thread fills each
         self._report_bytes = 0  # of the step before: receives are posted early, since it takes long while buckets come
@@ -127,7 +128,7 @@ class PieceExchange(Exchange):
         self._tags = 1 + max(len(found) for found in self._crossing)  # of a bucket: its partials, then its result
         self._given: queue.SimpleQueue[_Sums | None] = queue.SimpleQueue()
         self._num_given = 0
-        self._arriving, self._results, self._sends = [], [], []
+        self._arriving, self._results, self._sends, self._leaving = [], [], [], {}
         with self._waits.named(_GRADIENTS):
             self._reports = self._expect_reports() if self._report_bytes else None
             self._waits.expect_seal(self._first_tag + _TAGS - 2)
@@ -151,6 +152,8 @@ class PieceExchange(Exchange):
                 for index, (_, chunks) in enumerate(sums):
                     part = chunks[0 if self._swaps else rank]
                     self._send(self._packed(part, self._outgoing, bucket), rank, bucket, index)
+            if self._swaps and self._coders[bucket] is None:
+                self._leaving[bucket] = self._waits.leaving(self._sends.pop())  # gloo lets a wait end once
         self._given.put(sums)
 
     def finish(self) -> None:
@@ -209,7 +212,7 @@ class PieceExchange(Exchange):
         self._let_go()
 
     def _let_go(self) -> None:
-        self._group, self._arriving, self._results, self._sends = None, [], [], []
+        self._group, self._arriving, self._results, self._sends, self._leaving = None, [], [], [], {}
 
     def _seal(self) -> None:
         self._sealed = self._waits.seal(self._first_tag + _TAGS - 2)
@@ -246,8 +249,8 @@ class PieceExchange(Exchange):
         values = {node: chunks[self._mine] for node, chunks in sums}
         for node, arrival in self._arriving[bucket]:
             values[node] = self._await(arrival)
-        if self._swaps:  # the sum may lie where this rank's partial is being sent from
-            self._waits.wait(self._sends.pop(0))
+        if bucket in self._leaving:
+            self._leaving[bucket]()
         rounding = self._roundings[bucket]
         settle = None if rounding is None else rounding.at(self._mine * len(out)).round_
         into: Callable[[Tensor, Tensor], Tensor] = lambda left, right: torch.add(left, right, out=out)  # noqa: E731
