@@ -45,7 +45,7 @@ def sum_buckets(
     exchange: Exchange, transport: Transport, placement: Sequence[range], leaves: int, values: list[list[Tensor]],
     *, helper: ThreadPoolExecutor | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Sum all buckets in one step of the exchange; the first partial's memory takes the result, as in a training.
+    """Sum all buckets in one step of the exchange; a first partial takes the result where it may, as in a training.
 
     With a `helper` it does so in two threads.
     """
@@ -54,15 +54,24 @@ def sum_buckets(
         accumulate(hosted[0] if hosted else 0, [bucket[leaf].clone() for leaf in hosted], leaves, torch.add)
         for bucket in values
     ]
-    outs = [
-        found[0][1] if found else torch.full_like(bucket[0], 7) for found, bucket in zip(partials, values, strict=True)
-    ]
+    outs = _places(exchange, placement, leaves, partials, values)
     exchange.start(outs, placement, leaves)
     finished = None if helper is None else helper.submit(exchange.finish)
     for found in partials:
         exchange.give(found)
     exchange.finish() if finished is None else finished.result()
     return outs
+
+
+def _places(
+    exchange: Exchange, placement: Sequence[range], leaves: int, partials: list[Any], values: list[list[Tensor]]
+) -> list[Tensor]:
+    """Return where results come: where the first partial lies, if that may be."""
+    is_apart = exchange.lies_apart(placement, leaves)
+    return [
+        found[0][1] if found and not is_apart else torch.full_like(bucket[0], 7)
+        for found, bucket in zip(partials, values, strict=True)
+    ]
 
 
 def formula(transport: Transport, placement: Sequence[range], leaves: int, values: list[list[Tensor]]) -> int:
@@ -78,14 +87,14 @@ def tell_in_steps(transport: Transport) -> list[list[list[int]]]:
     values, placement, told = values_of(size, size), place_evenly(size, size), []
     for number in range(3):
         partials = [[((transport.rank, transport.rank + 1), bucket[transport.rank].clone())] for bucket in values]
-        exchange.start([found[0][1] for found in partials], placement, size)
+        outs = _places(exchange, placement, size, partials, values)
+        exchange.start(outs, placement, size)
         for found in partials:
             exchange.give(found)
         wait = exchange.tell(torch.tensor([transport.rank, number, 7], dtype=torch.uint8))
         exchange.finish()
         told.append(wait().tolist())
-        sums = [bits(found[0][1]) == bits(pairwise_sum(bucket, torch.add))
-                for found, bucket in zip(partials, values, strict=True)]  # fmt: skip
+        sums = [bits(out) == bits(pairwise_sum(bucket, torch.add)) for out, bucket in zip(outs, values, strict=True)]
         assert all(sums)
     return told
 
@@ -129,13 +138,29 @@ def leave_one_behind(transport: Transport) -> dict[str, Any]:
     values, placement = values_of(size, size), place_evenly(size, size)
     left = exchange_over(transport)
     mine = values[0][transport.rank].clone()
-    outs = [mine, *(torch.full_like(bucket[0], 3) for bucket in values[1:])]
+    outs = [torch.full_like(bucket[0], 3) for bucket in values]
     left.start(outs, placement, size)
     left.give([((transport.rank, transport.rank + 1), mine)])
     left.give_up()
     totals = [bits(pairwise_sum(bucket, torch.add)) for bucket in values]
     found = [sum_buckets(exchange_over(transport), transport, placement, size, values) for _ in range(2)]
     return {"right": all(bits(out) == total for outs in found for out, total in zip(outs, totals, strict=True))}
+
+
+def give_in_place(transport: Transport) -> str:
+    """Give a partial sum where its result must not come, in a step that is given up; return what is said."""
+    size, exchange = transport.world_size, exchange_over(transport)
+    mine, placement = torch.ones(64 * size), place_evenly(size, size)
+    if not exchange.lies_apart(placement, size):
+        return ""
+    exchange.start([mine, mine.clone()], placement, size)
+    try:
+        exchange.give([((transport.rank, transport.rank + 1), mine)])
+    except ValueError as error:
+        return str(error)
+    finally:
+        exchange.give_up()
+    return ""
 
 
 def finish_late(transport: Transport) -> dict[str, Any]:
@@ -145,16 +170,17 @@ def finish_late(transport: Transport) -> dict[str, Any]:
     """
     size, exchange = transport.world_size, exchange_over(transport)
     buckets = [random_leaves(size, [padded_length(64, size)], torch.float32, seed) for seed in range(24)]
-    mine = [bucket[transport.rank].clone() for bucket in buckets]
-    exchange.start(mine, place_evenly(size, size), size)
+    mine, placement = [bucket[transport.rank].clone() for bucket in buckets], place_evenly(size, size)
+    outs = _places(exchange, placement, size, [[(None, part)] for part in mine], buckets)
+    exchange.start(outs, placement, size)
     with ThreadPoolExecutor(1) as helper:
         finished = helper.submit(exchange.finish) if transport.rank < size - 1 else None
         for part in mine:
             exchange.give([((transport.rank, transport.rank + 1), part)])
-        until = time.monotonic() + 0.5
-        while finished is not None and time.monotonic() < until and torch.equal(mine[-1], buckets[-1][transport.rank]):
+        until, first = time.monotonic() + 0.5, outs[-1].clone()
+        while finished is not None and time.monotonic() < until and torch.equal(outs[-1], first):
             time.sleep(0.01)
         transport.barrier()
         exchange.finish() if finished is None else finished.result()
     totals = [bits(pairwise_sum(bucket, torch.add)) for bucket in buckets]
-    return {"right": [bits(out) for out in mine] == totals}
+    return {"right": [bits(out) for out in outs] == totals}

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from collectives.exchange_programs import exchange_everything, finish_late, leave_one_behind
+from collectives.exchange_programs import exchange_everything, finish_late, give_in_place, leave_one_behind
 from ranks import join
 from reference import bits, pairwise_sum, random_leaves
 from unisono import collectives
@@ -144,6 +144,7 @@ def execute(transport: None) -> dict[str, Any]:
     seen["reduced"] = reduce_everything(joined)
     seen["exchange"] = exchange_everything(joined)
     seen["left_behind"] = leave_one_behind(joined)
+    seen["in_place"] = give_in_place(joined)
     seen["late"] = finish_late(joined)
     seen["other_buckets"] = exchange_others(joined)
     # The last rank goes away without a word.

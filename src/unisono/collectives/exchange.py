@@ -29,13 +29,22 @@ class Exchange(ABC):
 
     is_overlapped: bool = False  #: Whether beginning before all buckets are there is worth two threads.
 
+    def lies_apart(self, placement: Sequence[range], leaves: int) -> bool:
+        """Whether the results of such a step are to lie in other memory than what is given.
+
+        Args:
+            placement: See `start`.
+            leaves: The same.
+        """
+        return False
+
     @abstractmethod
     def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
         """Begin a step.
 
         Args:
             outs: Each bucket's place for the result, in the order in which they will be given. A bucket's partials may
-                lie in the same memory.
+                lie in the same memory, where `lies_apart` does not say otherwise.
             placement: The leaves that each rank hosts, in rank order.
             leaves: Leaves of the tree (replicas that have a sample), at least 1.
             roundings: Of the buckets; what is given must be rounded already.

@@ -20,6 +20,13 @@ def test_nothing_is_added_into_what_is_still_being_sent(world_size):
 
 
 @pytest.mark.parametrize("world_size", SIZES)
+def test_two_ranks_give_no_sum_where_its_result_comes(world_size):
+    """The other's partial sum would fall into it; more ranks may, for theirs come elsewhere."""
+    for seen in launched(world_size):
+        assert ("lies where its result comes" in seen["in_place"]) is (world_size == 2)
+
+
+@pytest.mark.parametrize("world_size", SIZES)
 def test_ranks_with_other_buffers_are_told(world_size):
     """Lengths that differ, even in the last group alone, are an error in words on every rank before a byte is sent."""
     for seen in launched(world_size):

@@ -136,30 +136,40 @@ def test_a_rank_is_lost_while_others_connect(monkeypatch):
 
 PEER = """
 import os, signal, sys, torch, torch.distributed as dist
+from unisono.collectives.process_groups.live_groups import LiveGroupTransport
 group = dist.ProcessGroupGloo(dist.FileStore(sys.argv[1], 2), 1, 2)
-here = group.recv([torch.empty(1 << 26, dtype=torch.uint8)], 0, 1)
+exchange = LiveGroupTransport(group).make_exchange()
+mine = torch.full((1 << 24,), 2.0)
+exchange.start([torch.empty_like(mine)], [range(1), range(1, 2)], 2)
+exchange.give([((1, 2), mine)])
+exchange._sends[0].wait()
 os.kill(os.getpid(), signal.SIGSTOP)
 """
-"""Expects a message, and reads nothing of it."""
+"""Gives its part of a sum, and takes no other."""
 
 
-def test_a_rank_dies_while_a_message_is_on_its_way_to_it(tmp_path, monkeypatch):
-    """Nothing ends the wait of that message, the control, but this rank goes on when it is called."""
+def test_a_rank_dies_while_a_partial_sum_is_on_its_way_to_it(tmp_path, monkeypatch):
+    """Nothing ends the wait of that message, the control, but this rank adds without it, and goes on when called."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with subprocess.Popen([sys.executable, "-c", PEER, str(tmp_path / "store")]) as peer:
         group = ProcessGroupGloo(FileStore(str(tmp_path / "store"), 2), 0, 2, timedelta(seconds=8))
-        os.waitid(os.P_PID, peer.pid, os.WSTOPPED)
         transport = LiveGroupTransport(group)
         transport.live = member = Called()
-        work = group.send([torch.zeros(1 << 26, dtype=torch.uint8)], 1, 1)
-        by_itself, leaving = threading.Thread(target=_wait, args=(work,), daemon=True), transport._waits.leaving(work)
+        exchange, mine, out = transport.make_exchange(), torch.ones(1 << 24), torch.zeros(1 << 24)
+        placement = [range(1), range(1, 2)]
+        assert exchange.lies_apart(placement, 2)
+        exchange.start([out], placement, 2)
+        os.waitid(os.P_PID, peer.pid, os.WSTOPPED)
+        exchange.give([((0, 1), mine)])
+        by_itself = threading.Thread(target=_wait, args=exchange._sends, daemon=True)
         by_itself.start()
+        exchange.finish()
+        assert (out == 3).all()
+        report = exchange.tell(torch.ones(1, dtype=torch.uint8))
         peer.kill()
     threading.Timer(0.5, lambda: setattr(member, "is_called", True)).start()
-    began = time.monotonic()
     with pytest.raises(LetGo):
-        leaving()
-    assert 0.4 < time.monotonic() - began < 2
+        report()
     by_itself.join(1.5)
     assert by_itself.is_alive()
 

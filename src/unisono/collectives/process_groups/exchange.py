@@ -10,7 +10,9 @@ one direction at a time: measured with 32 MB between two hosts, these messages t
 all_gather 1.8 times as long.
 
 Two ranks with one partial each swap them whole, and both add: as many bytes as two halves in two rounds, but half the
-messages, and nothing that comes last has to cross twice.
+messages, and nothing that comes last has to cross twice. What comes from the other one lands where the sum will be,
+apart from what is sent: so nobody waits for a message to have left before it adds. Where a rank dies just then, nothing
+of gloo's would end that wait.
 
 Messages may be coded: rounded numbers as `rounding` does it, others by `codec`, which makes most of them shorter than
 the place that waits for them: gloo takes a message that is shorter than its receive.
@@ -90,7 +92,6 @@ class PieceExchange(Exchange):
         self._arriving: list[list[tuple[Node, Arrival]]] = []
         self._results: list[list[Arrival]] = []
         self._sends: list[Any] = []
-        self._leaving: dict[int, Callable[[], None]] = {}  # waits, by bucket: its sum lies where its partial does
         self._trial = LinkTrial("none")
         self._incoming, self._outgoing, self._outgoing_sums = Rooms(), Rooms(), Rooms()  # one thread fills each
         self._report_bytes = 0  # of the step before: receives are posted early, since it takes long while buckets come
@@ -100,6 +101,10 @@ class PieceExchange(Exchange):
     def choose_codec(self, mode: str) -> None:
         if mode != self._trial.mode:
             self._trial = LinkTrial(mode)
+
+    def lies_apart(self, placement: Sequence[range], leaves: int) -> bool:
+        crossing = host_nodes(self._hosts, placement, leaves)
+        return self._size == 2 and self._within is None and [*map(len, crossing)] == [1, 1]
 
     def start(self, outs: Sequence[Tensor], placement: Sequence[range], leaves: int, roundings: Roundings = ()) -> None:
         note = f"codec {self._trial.mode}, {note_of(outs, leaves, roundings)}"
@@ -120,15 +125,15 @@ class PieceExchange(Exchange):
         for rooms in (self._incoming, self._outgoing, self._outgoing_sums):
             rooms.start()
         self._crossing = host_nodes(self._hosts, placement, leaves)
-        self._swaps = self._size == 2 and self._within is None and [*map(len, self._crossing)] == [1, 1]
+        self._swaps = self.lies_apart(placement, leaves)
         self._cut, self._mine = (1, 0) if self._swaps else (self._size, self._rank)
-        self._ahead = _AHEAD // 2 if self._swaps else _AHEAD  # of whole buckets: as much memory
+        self._ahead = len(outs) if self._swaps else _AHEAD
         if self._within is not None:
             self._within.start(placement, leaves)
         self._tags = 1 + max(len(found) for found in self._crossing)  # of a bucket: its partials, then its result
         self._given: queue.SimpleQueue[_Sums | None] = queue.SimpleQueue()
         self._num_given = 0
-        self._arriving, self._results, self._sends, self._leaving = [], [], [], {}
+        self._arriving, self._results, self._sends = [], [], []
         with self._waits.named(_GRADIENTS):
             self._reports = self._expect_reports() if self._report_bytes else None
             self._waits.expect_seal(self._first_tag + _TAGS - 2)
@@ -143,6 +148,8 @@ class PieceExchange(Exchange):
     def give(self, partials: Partials) -> None:
         bucket, self._num_given = self._num_given, self._num_given + 1
         self._trial.given()
+        if self._swaps and _is_same(partials[0][1], self._outs[bucket]):
+            raise ValueError("a partial sum lies where its result comes; see lies_apart")
         sums: _Sums = [(node, partial.view(self._cut, -1)) for node, partial in partials]
         if self._within is not None:
             with self._waits.entered():
@@ -152,8 +159,6 @@ class PieceExchange(Exchange):
                 for index, (_, chunks) in enumerate(sums):
                     part = chunks[0 if self._swaps else rank]
                     self._send(self._packed(part, self._outgoing, bucket), rank, bucket, index)
-            if self._swaps and self._coders[bucket] is None:
-                self._leaving[bucket] = self._waits.leaving(self._sends.pop())  # gloo lets a wait end once
         self._given.put(sums)
 
     def finish(self) -> None:
@@ -212,7 +217,7 @@ class PieceExchange(Exchange):
         self._let_go()
 
     def _let_go(self) -> None:
-        self._group, self._arriving, self._results, self._sends, self._leaving = None, [], [], [], {}
+        self._group, self._arriving, self._results, self._sends = None, [], [], []
 
     def _seal(self) -> None:
         self._sealed = self._waits.seal(self._first_tag + _TAGS - 2)
@@ -228,6 +233,8 @@ class PieceExchange(Exchange):
         rounding: Rounding | None = None,
     ) -> None:  # fmt: skip
         """Add the partial sums of all ranks in canonical order; see `reduce.tree_all_reduce`."""
+        if self.lies_apart(placement, leaves):
+            partials = [(node, partial.clone() if _is_same(partial, out) else partial) for node, partial in partials]
         buckets = cut_into_buckets(len(out), self._size, out.element_size())
         roundings = [] if rounding is None else [rounding.at(bucket.start) for bucket in buckets]
         self._start([_part(out, bucket) for bucket in buckets], placement, leaves, 0, roundings)
@@ -249,8 +256,6 @@ class PieceExchange(Exchange):
         values = {node: chunks[self._mine] for node, chunks in sums}
         for node, arrival in self._arriving[bucket]:
             values[node] = self._await(arrival)
-        if bucket in self._leaving:
-            self._leaving[bucket]()
         rounding = self._roundings[bucket]
         settle = None if rounding is None else rounding.at(self._mine * len(out)).round_
         into: Callable[[Tensor, Tensor], Tensor] = lambda left, right: torch.add(left, right, out=out)  # noqa: E731
@@ -267,7 +272,12 @@ class PieceExchange(Exchange):
 
     def _expect(self, bucket: int) -> None:
         """Post the receives of a bucket's partial sums, in the memory of the one that is `_AHEAD` before it."""
-        dtype, chunk = self._outs[bucket].dtype, len(self._outs[bucket]) // self._cut
+        if self._swaps:
+            other = 1 - self._rank  # each is a host of its own
+            node = self._crossing[1 - self._host][0]
+            self._arriving.append([(node, self._receive(self._outs[bucket], other, bucket, 0))])
+            return
+        dtype, chunk = self._outs[bucket].dtype, len(self._outs[bucket]) // self._size
         rows = [
             (rank, index, node)
             for host, rank in self._carriers.items()
@@ -304,6 +314,10 @@ class PieceExchange(Exchange):
 
     def _tag(self, bucket: int, index: int) -> int:
         return self._first_tag + bucket * self._tags + index
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _part(tensor: Tensor, part: range) -> Tensor:

@@ -1,8 +1,6 @@
 """The waits of an exchange between ranks of which one may be lost."""
 
 import contextlib
-import queue
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,6 @@ from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
 
 _END = "end of an exchange"
-_LOOK_S = 0.05
 _LOOK = timedelta(seconds=1)
 """How often a collective is left to see whether the ranks are called; its wait may then go on, unlike a message's."""
 
@@ -60,7 +57,6 @@ class LiveWaits(Waits):
         self._is_left = False
         self._expected: dict[int, tuple[Tensor, list[Any]]] = {}
         self._sending: list[Any] = []
-        self._leaving: queue.SimpleQueue[tuple[Any, _Left] | None] | None = None
 
     def agree(self, what: str, number: int) -> list[int]:
         return _Unsealed(self, self._live, self._group).agree(self._live.told(what), number)
@@ -97,24 +93,6 @@ class LiveWaits(Waits):
         # When all have sealed, all messages before the seals have come; until then nothing may drop them.
         self._sending += works
 
-    def leaving(self, work: Any) -> Callable[[], None]:
-        left = _Left()
-        if self._leaving is None:
-            self._leaving = queue.SimpleQueue()
-            threading.Thread(target=_await_all, args=(self._leaving,), daemon=True, name="unisono-sent").start()
-        self._leaving.put((work, left))
-
-        def wait() -> None:
-            until = time.monotonic() + self._longest.total_seconds()
-            while not left.wait(_LOOK_S):
-                self._look()
-                if time.monotonic() > until:
-                    raise RuntimeError("a message has not left")
-            if left.error is not None:
-                raise left.error
-
-        return wait
-
     def expect_seal(self, tag: int) -> None:
         rank, size = self._live.rank, self._live.world_size
         places = torch.zeros(size, 1, dtype=torch.uint8)
@@ -133,8 +111,6 @@ class LiveWaits(Waits):
     def close(self, group: Any) -> None:
         with self._changed:
             self._is_left = True
-        if self._leaving is not None:
-            self._leaving.put(None)
         super().close(group)
 
     def _meet(self, tag: int) -> Callable[[], None]:
@@ -175,23 +151,6 @@ class LiveWaits(Waits):
     def _look(self) -> None:
         if self.is_called:
             self.at(0)
-
-
-class _Left(threading.Event):
-    """Set when a message has left, or with the error of its wait."""
-
-    error: RuntimeError | None = None
-
-
-def _await_all(works: "queue.SimpleQueue[tuple[Any, _Left] | None]") -> None:
-    """Wait for messages in turn: a wait that nothing ends, for one to a rank that dies just then, holds this thread."""
-    while (found := works.get()) is not None:
-        work, left = found
-        try:
-            work.wait()
-        except RuntimeError as error:
-            left.error = error
-        left.set()
 
 
 @final

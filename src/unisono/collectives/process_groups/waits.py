@@ -70,10 +70,6 @@ class Waits:
         for work in works:
             self.wait(work)
 
-    def leaving(self, work: Any) -> Callable[[], None]:
-        """Return what waits until a message has left whose memory is to be written to."""
-        return lambda: self.wait(work)
-
     def expect_seal(self, tag: int) -> None:
         """Be ready for what the others will say in `seal`: gloo asks back where a message comes unexpected."""
 

@@ -95,8 +95,9 @@ class LeafSum:
         """Begin the passes of a replica."""
         if is_last and self._overlap is not None:
             if self._overlap.watch():
-                self._sent = self._fold(replica)
-                self._overlap.start(self._sent, placement)
+                self._sent = fold = self._fold(replica)
+                self._out = self._place_of_total(placement, fold.out)
+                self._overlap.start(fold, placement, self._out)
         elif self._early is not None:
             self._early.start(lambda: self._fold(replica))
 
@@ -128,7 +129,8 @@ class LeafSum:
         found = self._take_in(fold, rest, grads, taken, look)
         if floats:
             fold.put_floats(floats)
-        self._sums = fold.sums(_whole, self._add, None if self._rounding is None else self._settle)
+        settle = None if self._rounding is None else self._settle
+        self._sums = fold.sums(_whole, lambda left, right: self._keep_left(left.add_(right), right), settle)
         leave(self._trained, NONE)
         return found
 
@@ -157,18 +159,19 @@ class LeafSum:
         Returns:
             Whether the gradients of its last replica are finite, as far as `add` has not said so.
         """
-        is_finite = True
         if self._sent is not None and self._overlap is not None:
             is_finite = self._overlap.wait_sent()
             self._sums = self._sent.sums(_whole, self._keep_left)  # added already, piece by piece
-        self._total = self._sums[0][1] if self._sums else self._new_leaf()
-        if self._is_exchanged and self._sent is None:
+            self._total = self._out
+            return is_finite
+        self._total = self._place_of_total(placement, self._sums[0][1] if self._sums else None)
+        if self._is_exchanged:
             roundings = [bucket.rounding(self._rounding) for bucket in self._buckets]
             outs = [bucket.of(self._total) for bucket in self._buckets]
             self._exchange.start(outs, placement, self._leaves, roundings if any(roundings) else ())
             for bucket in self._buckets:
                 self._exchange.give([(node, bucket.of(buffer)) for node, buffer in self._sums])
-        return is_finite
+        return True
 
     def tell(self, message: Tensor) -> Callable[[], Tensor]:
         """Give all ranks a few bytes, after `send`; see `Exchange.tell`."""
@@ -192,7 +195,7 @@ class LeafSum:
             self._overlap.wait()
         elif self._is_exchanged:
             self._exchange.finish()
-        self._pool += [buffer for _, buffer in self._sums[1:]]
+        self._pool += [buffer for _, buffer in self._sums if buffer is not total]
         self._sums = []
         return total
 
@@ -208,13 +211,9 @@ class LeafSum:
         return self._total.scale(factor), self._total.is_finite()
 
     def finish_step(
-        self,
-        present: npt.NDArray[np.bool_],
-        changed: npt.NDArray[np.bool_],
-        counted: npt.NDArray[np.int64],
-        *,
+        self, present: npt.NDArray[np.bool_], changed: npt.NDArray[np.bool_], counted: npt.NDArray[np.int64], *,
         is_kept: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Leave gradients and buffers in the model; collective where `ReplicaBuffers.finish_step` is.
 
         Args:
@@ -237,8 +236,7 @@ class LeafSum:
 
     def forget(self) -> None:
         """Lay out anew in the next step, and use no sum of this one again: the ranks are others."""
-        self._flags = self._total = None
-        self._sums = []
+        self._flags, self._total, self._sums = None, None, []
 
     def give_up(self) -> None:
         """Leave a step that has failed."""
@@ -267,6 +265,11 @@ class LeafSum:
         self._early = early if hooked else None
         if may_overlap:
             self._overlap = Overlap(self.trainable, self._buckets, self._exchange, hooked)
+
+    def _place_of_total(self, placement: Sequence[range], own: FlatBuffer | None) -> FlatBuffer:
+        """Return where the sum of the whole tree comes: this rank's first sum, or what holds none."""
+        is_apart = self._is_exchanged and self._exchange.lies_apart(placement, self._leaves)
+        return self._new_leaf() if own is None or is_apart else own
 
     def _new_leaf(self) -> FlatBuffer:
         # A block that is rounded to NaN reaches into places between gradients, which nothing clears.
@@ -299,9 +302,6 @@ class LeafSum:
 
     def _fold(self, replica: int) -> Fold:
         return Fold(self._sums, replica, self._leaves, self._new_leaf, self._rounding)
-
-    def _add(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
-        return self._keep_left(left.add_(right), right)
 
     def _settle(self, node: Node, total: FlatBuffer) -> FlatBuffer:
         """Round a sum in its place."""

@@ -25,7 +25,7 @@ from unisono.collectives.exchange import Exchange
 from unisono.collectives.tree import Node
 from unisono.determinism.switches import checksum
 from unisono.errors import StepError
-from unisono.strategies.parts.flat import Bucket, are_finite, is_finite, strided
+from unisono.strategies.parts.flat import Bucket, FlatBuffer, are_finite, is_finite, strided
 from unisono.strategies.parts.fold import Fold
 
 _STRIDED = torch.strided
@@ -67,12 +67,12 @@ class Overlap:
         self._arrived = [None] * len(self._parameters)
         return self._is_watched
 
-    def start(self, fold: Fold, placement: Sequence[range]) -> None:
-        """Let gradients leave in the passes to come."""
+    def start(self, fold: Fold, placement: Sequence[range], out: FlatBuffer) -> None:
+        """Let gradients leave in the passes to come; the sum of the whole tree comes into `out`."""
         if self._helpers is None:
             self._helpers = _Helper("unisono-send"), _Helper("unisono-add")
         self._step = _Step(self._buckets, len(self._parameters), self._exchange, fold)
-        self._sent = self._helpers[0].begin(functools.partial(self._step.send, placement))
+        self._sent = self._helpers[0].begin(functools.partial(self._step.send, placement, out))
         self._added = self._helpers[1].begin(self._step.add)
 
     def end_backward(self, present: npt.NDArray[np.bool_]) -> None:
@@ -211,10 +211,10 @@ class _Step:
         self._ready.put(False)
         wait([self._has_started])
 
-    def send(self, placement: Sequence[range]) -> None:
+    def send(self, placement: Sequence[range], out: FlatBuffer) -> None:
         """Hand over bucket by bucket; a thread's work."""
         try:
-            outs = [bucket.of(self._fold.out) for bucket in self._buckets]
+            outs = [bucket.of(out) for bucket in self._buckets]
             roundings = [bucket.rounding(self._fold.rounding) for bucket in self._buckets]
             self._exchange.start(outs, placement, self._fold.leaves, roundings if any(roundings) else ())
         except BaseException as error:
