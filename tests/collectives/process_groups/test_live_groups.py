@@ -148,6 +148,42 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """Gives its part of a sum, and takes no other."""
 
 
+SENDER = PEER.partition("exchange._sends")[0].replace("24", "26") + "signal.pause()"
+"""Gives a large part of a sum, and waits for the end."""
+
+
+def test_a_rank_dies_while_it_sends(tmp_path, monkeypatch):
+    """Nothing ends the wait for the rest of its message, the control, but this rank goes on when it is called."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    member, mine, out = Called(), torch.ones(1 << 26), torch.zeros(1 << 26)
+
+    def kill():
+        while out[0] == 0:
+            time.sleep(0)
+        peer.kill()
+        threading.Timer(0.5, lambda: setattr(member, "is_called", True)).start()
+
+    with subprocess.Popen([sys.executable, "-c", SENDER, str(tmp_path / "store")]) as peer:
+        group = ProcessGroupGloo(FileStore(str(tmp_path / "store"), 2), 0, 2, timedelta(seconds=8))
+        transport = LiveGroupTransport(group, timeout_s=4)
+        transport.live = member
+        exchange = transport.make_exchange()
+        exchange.start([out], [range(1), range(1, 2)], 2)
+        exchange.give([((0, 1), mine)])
+        threading.Thread(target=kill).start()
+        with pytest.raises(LetGo):
+            exchange.finish()
+    assert (out == 0).any()
+    (waiting,) = [thread for thread in threading.enumerate() if thread.name == "unisono-arrive"]
+    began = time.monotonic()
+    transport.close()
+    assert time.monotonic() - began < 1
+    waiting.join(1)
+    assert waiting.is_alive()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
 def test_a_rank_dies_while_a_partial_sum_is_on_its_way_to_it(tmp_path, monkeypatch):
     """Nothing ends the wait of that message, the control, but this rank adds without it, and goes on when called."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -162,6 +162,9 @@ class PieceExchange(Exchange):
         self._given.put(sums)
 
     def finish(self) -> None:
+        self._waits.run(self._finish)
+
+    def _finish(self) -> None:
         later = len(self._outs) if self._within is None else _LATER
         with self._waits.within(_GRADIENTS):
             for bucket, out in enumerate(self._outs):

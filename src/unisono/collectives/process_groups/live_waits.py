@@ -15,8 +15,10 @@ from unisono.collectives.shm.board import Watcher
 from unisono.collectives.shm.live_boards import LetGo
 from unisono.collectives.transport import Transport
 from unisono.errors import PeerLost
+from unisono.system.helper import Helper
 
 _END = "end of an exchange"
+_LOOK_S = 0.02
 _LOOK = timedelta(seconds=1)
 """How often a collective is left to see whether the ranks are called; its wait may then go on, unlike a message's."""
 
@@ -57,6 +59,7 @@ class LiveWaits(Waits):
         self._is_left = False
         self._expected: dict[int, tuple[Tensor, list[Any]]] = {}
         self._sending: list[Any] = []
+        self._helper: Helper | None = None
 
     def agree(self, what: str, number: int) -> list[int]:
         return _Unsealed(self, self._live, self._group).agree(self._live.told(what), number)
@@ -71,6 +74,22 @@ class LiveWaits(Waits):
     def entered(self) -> Iterator[None]:
         with super().entered(), self._letting_go():
             yield
+
+    def run(self, wait: Callable[[], None]) -> None:
+        # Of a message that has come in part, gloo's wait is ended by nothing when its sender dies: neither by the end
+        # of the connection nor by other waits. So another thread waits, which is left behind when the ranks are called.
+        if self._helper is None:
+            self._helper = Helper("unisono-arrive")
+        done = self._helper.begin(wait)
+        try:
+            while not done.done():
+                with contextlib.suppress(TimeoutError):
+                    done.exception(_LOOK_S)
+                self._look()
+        except LetGo:
+            self._num_left += not done.done()
+            raise
+        done.result()
 
     def wait(self, work: Any, every: timedelta | None = None) -> None:
         """Return when a message is there, or a collective is done: that wait may be left, `every` so often, to look."""
@@ -111,6 +130,8 @@ class LiveWaits(Waits):
     def close(self, group: Any) -> None:
         with self._changed:
             self._is_left = True
+        if self._helper is not None:
+            self._helper.end()
         super().close(group)
 
     def _meet(self, tag: int) -> Callable[[], None]:

@@ -30,6 +30,7 @@ class Waits:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._inside, self._changed = 0, threading.Condition()  # threads that may wait for messages
+        self._num_left = 0  # of those that nobody waits for any more
 
     def agree(self, what: str, number: int) -> list[int]:
         """See `Transport.agree`; the first message of an exchange."""
@@ -61,6 +62,10 @@ class Waits:
                 self._inside -= 1
                 self._changed.notify_all()
 
+    def run(self, wait: Callable[[], None]) -> None:
+        """Wait for the messages of a step's gradients."""
+        wait()
+
     def wait(self, work: Any) -> None:
         """Return when a message is there, or has left."""
         work.wait()
@@ -82,7 +87,7 @@ class Waits:
         with self._changed:
             if self._inside and group is not None:
                 self._break_off(group)
-                self._changed.wait_for(lambda: not self._inside, _LEAVE_S)
+                self._changed.wait_for(lambda: self._inside <= self._num_left, _LEAVE_S)
 
     def _look(self) -> None:
         """Raise where nothing is waited for any more."""

@@ -11,7 +11,6 @@ where it happens later, the step is refused.
 
 import functools
 import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import final
@@ -27,6 +26,7 @@ from unisono.determinism.switches import checksum
 from unisono.errors import StepError
 from unisono.strategies.parts.flat import Bucket, FlatBuffer, are_finite, is_finite, strided
 from unisono.strategies.parts.fold import Fold
+from unisono.system.helper import Helper
 
 _STRIDED = torch.strided
 
@@ -48,7 +48,7 @@ class Overlap:
         self._is_watched = self._is_refused = False
         self._sums: dict[int, int] = {}  # of the gradients' bits, as they arrived in the step that only watches
         self._step: _Step | None = None
-        self._helpers: tuple[_Helper, _Helper] | None = None
+        self._helpers: tuple[Helper, Helper] | None = None
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, parameter in enumerate(parameters.values())
@@ -70,7 +70,7 @@ class Overlap:
     def start(self, fold: Fold, placement: Sequence[range], out: FlatBuffer) -> None:
         """Let gradients leave in the passes to come; the sum of the whole tree comes into `out`."""
         if self._helpers is None:
-            self._helpers = _Helper("unisono-send"), _Helper("unisono-add")
+            self._helpers = Helper("unisono-send"), Helper("unisono-add")
         self._step = _Step(self._buckets, len(self._parameters), self._exchange, fold)
         self._sent = self._helpers[0].begin(functools.partial(self._step.send, placement, out))
         self._added = self._helpers[1].begin(self._step.add)
@@ -259,32 +259,3 @@ class _Step:
         while self._num_ready < len(self._missing) and not self._missing[self._num_ready]:
             self._num_ready += 1
             self._ready.put(True)
-
-
-@final
-class _Helper:
-    """A thread that does one job after the other, and keeps nobody from ending the process."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    def begin(self, job: Callable[[], None]) -> Future[None]:
-        """Do a job; what it returns says when it is done, and raises what the job has raised."""
-        done: Future[None] = Future()
-        self._jobs.put((done, job))
-        return done
-
-    def end(self) -> None:
-        """End the thread when its jobs are done."""
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (found := self._jobs.get()) is not None:
-            done, job = found
-            try:
-                job()
-                done.set_result(None)
-            except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-                done.set_exception(error)
-            del found, done, job
