@@ -538,6 +538,22 @@ def test_models_that_know_their_rank(toy):
     assert all("initial_weights" in text and "differ before the first step" in text for text in heard)
 
 
+def test_ranks_with_other_seeds(toy):
+    """What differs is said, not what follows from it: initial weights and replicas' randomness."""
+    heard = []
+
+    def program(transport):
+        try:
+            with toy.run(seed=transport.rank, transport=transport):
+                heard.append("prepared")
+        except unisono.RankDivergence as error:
+            heard.append(str(error))
+
+    run_ranks(program, 2)
+    assert len(heard) == 2
+    assert all("before the first step: seed: " in text and "the same Run(...)" in text for text in heard), heard
+
+
 def test_ranks_with_other_optimizers(toy):
     """A learning rate that differs between ranks is refused too; equal ones (negative control) are not."""
 

@@ -284,9 +284,9 @@ def _colour(number: int) -> str:
 
 
 def _spread(marks: Sequence[float], xs: Sequence[float], scale: Scale, apart: float) -> list[float]:
-    """Return marks within the axis whose labels do not touch."""
-    kept: list[float] = []
+    """Return where the axis begins, and marks within it; those whose labels do not touch."""
+    kept = [xs[0]]
     for mark in marks:
-        if xs[0] <= mark <= xs[-1] and (not kept or scale(mark) - scale(kept[-1]) > apart):
+        if mark <= xs[-1] and scale(mark) - scale(kept[-1]) > apart:
             kept.append(mark)
     return kept

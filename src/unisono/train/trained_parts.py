@@ -107,7 +107,7 @@ class Parts:
         if not options.is_exact:
             environment["world_size"] = setting.transport.world_size
         placement = {f"rank {rank}": [hosted.start, hosted.stop] for rank, hosted in enumerate(setting.placement)}
-        settings = {"witness": witness, "replicas from, to": placement}
+        settings = {"seed": setting.seed, "witness": witness, "replicas from, to": placement}
         check_alike(setting.transport, self.description, environment, settings)
         self.flags, self.environment = FlagWatch(setting.device.type), environment
         return environment

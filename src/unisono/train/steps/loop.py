@@ -116,11 +116,11 @@ def check_alike(
     host = os.uname().nodename
     for rank, theirs in enumerate(transport.all_gather_json([description, environment, settings, host])):
         built, on, how = diff(description, theirs[0]), drift(environment, theirs[1]), diff(settings, theirs[2])
-        if lines := built + on + how:
+        if lines := how + built + on:  # settings first: what was built follows from them
             hosts = f" (host {host})", f" (host {theirs[3]})"
             raise RankDivergence(
                 f"rank {transport.rank}{hosts[0] if on else ''} and rank {rank}{hosts[1] if on else ''} differ before "
-                f"the first step: {'; '.join(lines[:3])}. Hint: {_BUILT if built else UNLIKE if on else _SET}."
+                f"the first step: {'; '.join(lines[:3])}. Hint: {_SET if how else _BUILT if built else UNLIKE}."
             )
 
 
