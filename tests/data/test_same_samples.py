@@ -76,6 +76,31 @@ def test_random_samples_are_the_same_for_all(monkeypatch):
         look(Numbers(keyed))
 
 
+class Keeping(Numbers):
+    """Keeps what it has made of a sample."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.kept = make, {}
+
+    def __getitem__(self, index):
+        if index not in self.kept:
+            self.kept[index] = self.make(self.x[index])
+        return self.kept[index], index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_set_that_keeps_what_it_has_drawn(num_workers, recwarn):
+    """It is the same at every fetch of this process, and another one in other processes: told once."""
+    with pytest.warns(UserWarning, match=r"sample \d+ of Keeping has drawn other random numbers .* keep what it has"):
+        found = look(Keeping(keyed), num_workers=num_workers)
+    assert len(found) == 4
+    recwarn.clear()
+    assert look(Keeping(lambda x: x + 1), num_workers=num_workers)  # the controls
+    look(Numbers(keyed), num_workers=num_workers)
+    assert not [each for each in recwarn if "drawn" in str(each.message)]
+
+
 def test_the_generators_are_left_as_they_were():
     """What a program draws after the look is what it would have drawn without it."""
     drawn = []

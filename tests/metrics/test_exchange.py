@@ -1,10 +1,11 @@
 """Ranks merge their metrics into one answer, or stop together when they hold different ones."""
 
+import numpy as np
 import pytest
 import torch
 
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
-from unisono.errors import RankDivergence
+from unisono.errors import ConfigError, RankDivergence
 from unisono.metrics.base import Accuracy, Mean
 from unisono.metrics.exchange import check_keys, merge_over_ranks, spread
 from unisono.metrics.labels import Recall
@@ -73,3 +74,15 @@ def test_equal_sets_pass():
     check_keys([[]])
     with pytest.raises(RankDivergence):
         check_keys([["a"], ["a", "b"]])
+
+
+def test_a_state_of_fractions():
+    """It is refused with its name; whole numbers of NumPy's kind are not."""
+
+    class Own(Mean):
+        def __init__(self, value):
+            self.state = [value, 1, 0]
+
+    with pytest.raises(ConfigError, match=r"state of metric 'own', got 0\.5 \(float\).*Hint: unisono\.Mean\(\)"):
+        merge_over_ranks({"own": Own(0.5)}, LoopbackTransport())
+    merge_over_ranks({"own": Own(np.int64(3))}, LoopbackTransport())

@@ -184,3 +184,61 @@ def test_the_best_evaluation_is_saved_at_once(best, steps, tmp_path):
 
     run_threads(program, 2)
     assert {step for step, _ in list_steps(tmp_path / "checkpoints")} == steps
+
+
+class Counting(Accuracy.__base__):
+    """Counts samples beside its state."""
+
+    def __init__(self, name):
+        self.state, self.name, self.seen, self.size = [0], name, [], None
+        setattr(
+            self, name, [] if name == "found" else torch.zeros(1) if name == "total" else None if name == "size" else 0
+        )
+
+    def update(self, output, target):
+        self.state[0] += len(target)
+        self.size = output.shape[1]  # what is found out at first is no sum
+        if self.name == "found":
+            self.found += [len(target)]
+        elif self.name != "size":
+            setattr(self, self.name, getattr(self, self.name) + len(target))
+
+    def compute(self):
+        return float(self.state[0])
+
+
+@pytest.mark.parametrize("name", ["count", "found", "total", "size"])
+def test_a_metric_that_counts_beside_its_state(name):
+    """Only this rank's samples are in it: refused, whatever it is; what is found out once is not."""
+    model, data = build()
+
+    def run():
+        return evaluate(
+            model, Fetcher(data, 0), lambda micro: (model(micro.x), micro.y), {"own": Counting(name)},
+            transport=LoopbackTransport(), device=CPU, batch_size=5,
+        )  # fmt: skip
+
+    if name == "size":
+        assert run() == {"own": 37.0}
+    else:
+        with pytest.raises(ConfigError, match=rf"metric 'own' changes its {name} in update\(\).*self\.state"):
+            run()
+
+
+def test_registered_models_are_switched_too():
+    """An average of weights is evaluated as the model is, and gets its mode back."""
+    model, data = build()
+    with Run(seed=0, replicas=2) as run:
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run.register("average", average := torch.optim.swa_utils.AveragedModel(model))
+        for batch in run.steps(run.loader(data, batch_size=8), epochs=1):
+            run.step(batch, lambda micro: nn.functional.cross_entropy(model(micro.x), micro.y))
+        modes = []
+
+        def predict(micro):
+            modes.append((model.training, average.training, average.module[1].training))
+            return average(micro.x), micro.y
+
+        run.evaluate(data, predict, {"accuracy": Accuracy()}, batch_size=8)
+        assert {*modes} == {(False, False, False)}
+        assert average.training

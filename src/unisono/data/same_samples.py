@@ -20,6 +20,7 @@ from torch import Tensor
 from unisono.collectives.placement import parts_of
 from unisono.data.loader import Collate, Fetcher, Loader, Task, fetch_all
 from unisono.errors import DataError
+from unisono.system.messages import warn
 
 _MOST = 4
 _ENOUGH_S = 0.1  # after so long, no further sample is looked at
@@ -33,6 +34,8 @@ _DRAW = (
     "before each sample; stored arrays are copied before they are changed in place; what differs by nature (a time, an "
     "id) is left out of the sample"
 )
+
+_DRAWN = "what the generators are left as"
 
 Parts = dict[str, str]
 
@@ -62,7 +65,17 @@ def first_samples(loader: Loader) -> dict[str, str]:
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
+    is_told = False
     for name, first, again in found:
+        is_kept = first.pop(_DRAWN) != again.pop(_DRAWN)
+        if first == again and is_kept and not is_told:
+            is_told = True
+            warn(
+                f"{name} of {type(fetcher.dataset).__name__} has drawn other random numbers when it was fetched first "
+                "than when it was fetched again, and yet is the same: it seems to keep what it has drawn. Which "
+                "numbers those are then depends on the process and the epoch that fetches it first, and so on the "
+                "number of workers. Hint: keep what is not random, and draw at each fetch."
+            )
         if first != again:
             _refuse(name, type(fetcher.dataset).__name__, first, again)
     return {name: _hash("", *(f"{where} {value}" for where, value in first.items())) for name, first, _ in found}
@@ -191,7 +204,8 @@ class _Looker:
 
     def _look(self, fetcher: Fetcher, task: Task) -> Parts:
         fetched = fetcher.fetch(task, list)
-        return parts_of_sample(fetched if fetcher is self._fetcher else fetched[0])
+        drawn = _hash(repr((random.getstate(), np.random.get_state())), torch.get_rng_state().numpy().tobytes())
+        return parts_of_sample(fetched if fetcher is self._fetcher else fetched[0]) | {_DRAWN: drawn}
 
 
 def _cut(task: Task, start: int, stop: int) -> Task:

@@ -67,6 +67,10 @@ class LossJudge(ABC):
         """Judge a schedule's step."""
 
     @abstractmethod
+    def refuse_wrapper(self, wrapper: nn.Module) -> None:
+        """Judge a forward pass of a module that reduces gradients itself, as DistributedDataParallel does."""
+
+    @abstractmethod
     def refuse_collective(self, operation: str) -> None:
         """Judge a collective."""
 
@@ -136,6 +140,8 @@ def _looks() -> list[tuple[Any, str, Look]]:
         (Optimizer, "zero_grad", _clear_optimizer),
         (nn.Module, "zero_grad", _clear_module),
         (torch.amp.GradScaler, "scale", _scale),
+        (nn.parallel.DistributedDataParallel, "forward", _wrapper),
+        (nn.DataParallel, "forward", _wrapper),
         *((kind, "step", _schedule) for kind in kinds if kind is not Optimizer),
     ]
 
@@ -195,6 +201,11 @@ def _clear(loss: LossJudge | None, parameters: list[Any], name: str) -> None:
 def _scale(loss: LossJudge | None, scaler: Any, *_: Any, **__: Any) -> None:
     if loss is not None and scaler.is_enabled():
         loss.refuse_scaling()
+
+
+def _wrapper(loss: LossJudge | None, wrapper: nn.Module, *_: Any, **__: Any) -> None:
+    if loss is not None:
+        loss.refuse_wrapper(wrapper)
 
 
 def _schedule(loss: LossJudge | None, scheduler: Any, *_: Any, **__: Any) -> None:

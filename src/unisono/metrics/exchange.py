@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from unisono.collectives.transport import Transport
-from unisono.errors import RankDivergence
+from unisono.errors import ConfigError, RankDivergence
 from unisono.metrics.base import Metric, Value
 
 
@@ -14,10 +14,11 @@ def merge_over_ranks(metrics: Mapping[str, Metric], transport: Transport) -> dic
     ``name/part``. Afterwards each metric holds the samples of all ranks.
 
     Raises:
+        ConfigError: A metric's state holds something else than whole numbers.
         RankDivergence: The ranks hold metrics of other names or kinds; the same message on all ranks.
     """
     # Whole numbers of any size travel as hex text.
-    mine = {name: [type(metric).__name__, list(map(hex, metric.state))] for name, metric in metrics.items()}
+    mine = {name: [type(metric).__name__, list(map(hex, _whole(name, metric)))] for name, metric in metrics.items()}
     shards = transport.all_gather_json(mine)
     check_keys([list(shard) for shard in shards])
     check_keys([[f"{name} ({shard[name][0]})" for name in shards[0]] for shard in shards])
@@ -29,6 +30,18 @@ def merge_over_ranks(metrics: Mapping[str, Metric], transport: Transport) -> dic
             metric.merge([int(number, 16) for number in shard[name][1]])
         scores |= spread(name, metric.compute())
     return scores
+
+
+def _whole(name: str, metric: Metric) -> list[int]:
+    """Return a metric's state, which must be whole numbers: sums of them are the same in any order."""
+    for number in metric.state:
+        if not hasattr(number, "__index__"):
+            raise ConfigError(
+                f"expected whole numbers in the state of metric {name!r}, got {number!r:.50} "
+                f"({type(number).__name__}): sums of fractions depend on their order. Hint: unisono.Mean() for means "
+                "of values; unisono.metrics.base.ExactSum adds without rounding, and its units go into the state."
+            )
+    return metric.state
 
 
 def spread(name: str, value: Value) -> dict[str, float]:

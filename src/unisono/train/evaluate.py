@@ -14,7 +14,7 @@ from unisono.data.batches import described, move
 from unisono.data.loader import Fetcher, Task, fetch_all
 from unisono.data.sampler import permute
 from unisono.determinism.seeding import mix
-from unisono.determinism.switches import set_generators
+from unisono.determinism.switches import checksum, set_generators
 from unisono.errors import ConfigError
 from unisono.metrics.base import Metric
 from unisono.metrics.exchange import merge_over_ranks
@@ -86,14 +86,42 @@ def evaluate(
             moved = move(batch, device)
             try:
                 output, target = _pair(predict(moved))
-                for metric in metrics.values() if turn < len(mine) else ():
+                for name, metric in metrics.items() if turn < len(mine) else ():
+                    before = None if turn else _beside_state(metric)
                     metric.update(output, target)
+                    if before:
+                        _check_kept(name, before, _beside_state(metric))
             except Exception as error:
                 error.add_note(f"while evaluating batch {number + 1} of {num_batches}: {described(moved)}")
                 for hint in hints(error, moved):
                     error.add_note(hint)
                 raise
     return merge_over_ranks(metrics, transport)
+
+
+def _beside_state(metric: Metric) -> dict[str, Any]:
+    """Return what a program's own metric counts or collects beside its state: numbers, and lengths of lists."""
+    if type(metric).__module__.partition(".")[0] == "unisono":
+        return {}
+    found: dict[str, Any] = {}
+    for name, value in vars(metric).items():
+        if isinstance(value, Tensor):
+            found[name] = checksum([value])
+        elif isinstance(value, int | float | list):
+            found[name] = len(value) if isinstance(value, list) else value
+    found.pop("state", None)
+    return found
+
+
+def _check_kept(metric: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Refuse (`ConfigError`) a metric that has changed something else than its state."""
+    changed = [name for name, value in before.items() if name in after and after[name] != value]
+    if changed:
+        raise ConfigError(
+            f"metric {metric!r} changes its {', '.join(changed)} in update(), which is that of this rank's samples "
+            "alone: ranks exchange a metric's state, and nothing else. Hint: keep it in self.state, a list of whole "
+            "numbers that are added up over the ranks, and begin with zeros in __init__."
+        )
 
 
 def check_predict(predict: Any, metrics: Any, name: Any) -> None:

@@ -112,6 +112,11 @@ class Parts:
         self.flags, self.environment = FlagWatch(setting.device.type), environment
         return environment
 
+    def evaluated(self) -> nn.Module:
+        """Return what evaluations switch to evaluation mode: the model, and what is registered beside it."""
+        beside = [each for each in self.registered.values() if isinstance(each, nn.Module)]
+        return nn.ModuleList([self.model, *beside]) if beside else self.model
+
     def begin_steps(self) -> None:
         """Note what the loop between the steps may not change; once the strategy is built."""
         parts = self.optimizers.values(), self.schedulers.values()

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import re
 
 import pytest
@@ -69,6 +70,9 @@ class Habits:
     def move_cosine(self, micro, loss):
         self.cosine.step()
 
+    def wrap(self, micro, loss):
+        return F.cross_entropy(nn.DataParallel(self.model)(micro.x), micro.y)
+
 
 REFUSED = {
     "backward": r"backward\(\) was called inside the loss function",
@@ -83,6 +87,7 @@ REFUSED = {
     "clear_layer": r"model\.zero_grad\(\) was called inside",
     "scale": r"GradScaler\.scale\(\) was called inside",
     "move_schedule": r"StepLR\.step\(\) was called inside",
+    "wrap": r"calls the model through DataParallel .*Hint: leave DataParallel\(\.\.\.\) out",
     "move_cosine": r"CosineAnnealingWarmRestarts\.step\(\) was called inside",
 }
 
@@ -124,6 +129,26 @@ def test_habits_are_refused_where_they_happen(toy, habit):
     assert "Hint: " in message
     assert f"({line_of(habit)})" in message
     assert (step, is_untouched) == (1, True)
+
+
+def test_torchs_own_wrapper_around_the_prepared_model(toy):
+    """On two ranks it trained other weights in silence, on three it hung; another model may be wrapped."""
+    heard = []
+
+    def program(transport):
+        with toy.run(transport=transport) as (run, model, _):
+            (batch,) = itertools.islice(run.steps(run.loader(toy.data, batch_size=12), epochs=1), 1)
+            for each in (nn.Linear(8, 3), model):
+                wrapper = object.__new__(nn.parallel.DistributedDataParallel)
+                nn.Module.__init__(wrapper)
+                wrapper.module = each
+                try:
+                    run.step(batch, lambda micro, wrapper=wrapper: wrapper(micro.x))
+                except (unisono.StepError, AttributeError) as error:
+                    heard.append((type(error).__name__, "DistributedDataParallel(...) out" in str(error)))
+
+    run_ranks(program, 1)
+    assert heard == [("AttributeError", False), ("StepError", True)]
 
 
 @pytest.mark.parametrize("habit", ["backward", "step_of_another", "clear"])

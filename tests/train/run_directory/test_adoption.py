@@ -55,8 +55,8 @@ def test_a_lost_score_is_written_anew_from_the_checkpoints(run):
         pytest.raises(ScoreMismatch, match="seed: 1 -> 2"),
     ):
         launch(run, SCORE | {"seed": 2})
-    (run / "score.json").unlink()
-    with pytest.warns(UserWarning, match=r"score\.json was missing"):
+    (run / "score.json").write_bytes(b"\0" * 20)  # as a loss of power leaves it
+    with pytest.warns(UserWarning, match=r"score\.json was missing or empty"):
         assert launch(run) == 2
     assert (run / "score.json").read_bytes() == written
 
@@ -105,7 +105,7 @@ def test_whose_directory_it_is_must_be_known(run, tmp_path):
         assert launch(run) == 2
 
 
-@pytest.mark.parametrize("text", ["[]", "7", "{", '{"run": 7}', "{}", '{"run": ""}', "[" * 100_000, "\0" * 40])
+@pytest.mark.parametrize("text", ["[]", "7", "{", '{"run": 7}', "{}", '{"run": ""}', "[" * 100_000])
 def test_a_damaged_run_file_is_one_message(run, text):
     """Whatever stands in run.json, it is named, with a way out, and nothing is written."""
     (run / "run.json").write_text(text)

@@ -162,6 +162,16 @@ class InsideLoss(LossJudge):
                 "after every update; or step it in the loop, and run.register() it."
             )
 
+    def refuse_wrapper(self, wrapper: nn.Module) -> None:
+        """Refuse (`StepError`) to reduce gradients of the prepared model a second time."""
+        if self._options.name != "ddp" and {*map(id, wrapper.parameters())} & self._own():
+            raise StepError(
+                f"step {self._step}: the loss function calls the model through {type(wrapper).__name__}{called_at()}, "
+                "which would reduce gradients a second time: run.step() does that itself. Hint: leave "
+                f"{type(wrapper).__name__}(...) out, and call what run.prepare() has returned; Run(strategy='ddp') is "
+                "torch's own."
+            )
+
     def refuse_collective(self, operation: str) -> None:
         """Refuse (`PlaceError`) a collective; strategies whose ranks compute their own means anyway may meet."""
         options = self._options

@@ -22,6 +22,7 @@ from unisono.system.owners import PROBE, adopt
 from unisono.train.run_directory.directories import TOKEN
 from unisono.train.run_directory.lock import RunLock
 
+_AGAIN = "was missing or empty; written again from the checkpoints."
 _LEFT_OVER = re.compile(rf"\..+\.[0-9a-f]{{16}}\.tmp|({re.escape(PROBE)}|{re.escape(TOKEN)})[0-9a-f]{{16,32}}")
 
 
@@ -82,9 +83,9 @@ class RunFiles:
             self._directory.close()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return what a file holds, None where there is none."""
+        """Return what a file holds, None where there is none, or an empty one, as a loss of power leaves it."""
         data = None if self._directory is None else self._directory.read(name)
-        if data is None:
+        if data is None or not data.strip(b"\0 \r\n"):
             return None
         assert self._path is not None
         return object_in(self._path / name, lambda: data, " Hint: choose another --out (out=).")
@@ -120,7 +121,7 @@ class RunFiles:
         newest = self._trusted(checkpoints, None)
         run = uuid.uuid4().hex if newest is None else newest.facts.run
         if newest is not None:
-            warnings.warn(f"{self._path / 'run.json'} was missing; written again from the checkpoints.", stacklevel=2)
+            warnings.warn(f"{self._path / 'run.json'} {_AGAIN}", stacklevel=2)
         self.write("run.json", {"run": run})
         return run
 
@@ -141,7 +142,7 @@ class RunFiles:
         content: dict[str, Any] = {} if newest is None else getattr(newest.facts, name)
         if not content:
             return None
-        warnings.warn(f"{self._path / name}.json was missing; written again from the checkpoints.", stacklevel=2)
+        warnings.warn(f"{self._path / name}.json {_AGAIN}", stacklevel=2)
         self.write(f"{name}.json", content)
         return content
 

@@ -317,8 +317,8 @@ class Stepper:
         parts, setting = self.parts, self._setting
         check_metrics(metrics, world_of(setting.transport))
         whole = functools.partial(
-            evaluate, parts.model, fetcher, self._link.around(self._precision.around(predict), self._look), metrics,
-            transport=setting.transport, device=setting.device, alike=parts.strategy.evaluates_alike, **how,
+            evaluate, parts.evaluated(), fetcher, self._link.around(self._precision.around(predict), self._look),
+            metrics, transport=setting.transport, device=setting.device, alike=parts.strategy.evaluates_alike, **how,
         )  # fmt: skip
         with self._link.phases.within(EVALUATE), parts.strategy.reading():
             values = setting.transport.again(whole)
