@@ -149,6 +149,20 @@ def test_prune(run):
     assert call("prune", run, "--keep", 1)[0] == 1
 
 
+def test_a_ledger_whose_end_is_lost(run):
+    """Half of its last line is gone, or all: both are told, and the whole one is not."""
+    ledger = run / "ledger.jsonl"
+    whole = ledger.read_bytes()
+    last = len(whole.splitlines())
+    for content in (whole[:-20], b"".join(whole.splitlines(keepends=True)[:-1])):
+        ledger.write_bytes(content)
+        code, text, _ = call("verify", run)
+        assert code == 1
+        assert f"ledger.jsonl  ends at step {last - 1}; the newest checkpoint is of step {last}, whose line" in text
+    ledger.write_bytes(whole)
+    assert call("verify", run)[0] == 0
+
+
 @pytest.mark.parametrize("verb", ["list", "verify", "rehearse", "prune"])
 def test_no_run_directory(tmp_path, verb):
     """A directory without checkpoints is wrong usage, named."""

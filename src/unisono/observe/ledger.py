@@ -217,6 +217,11 @@ def changed_line(path: Path, heads: Mapping[int, str]) -> str | None:
     return None if found is None else f"line {found[0]} {found[1]}"
 
 
+def last_step_in(path: Path) -> int:
+    """Return the last step that has a whole line; 0: none."""
+    return max((entry["step"] for _, entry in chain.parse_all(_read(path)) if entry is not None), default=0)
+
+
 def _read(path: Path) -> bytes:
     try:
         with Directory.open(path.parent) as home:

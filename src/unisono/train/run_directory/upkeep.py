@@ -9,7 +9,7 @@ from unisono.checkpoint.manifest import read_manifest
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.checkpoint.store import choose_removed, list_steps, newest_valid, remove, verify
 from unisono.errors import CheckpointError, ConfigError
-from unisono.observe.ledger import changed_line, damaged_from
+from unisono.observe.ledger import changed_line, damaged_from, last_step_in
 from unisono.system.directory import Directory
 
 Tell = Callable[[str], None]
@@ -73,7 +73,10 @@ def ledger_problem(ledger: Path, rows: Sequence[Mapping[str, Any]]) -> str | Non
         return None
     if (number := damaged_from(ledger)) is not None:
         return f"line {number} is no entry"
-    return changed_line(ledger, {row["step"]: row["ledger_head"] for row in rows if row["problem"] is None})
+    heads = {row["step"]: row["ledger_head"] for row in rows if row["problem"] is None and row["ledger_head"]}
+    if (last := last_step_in(ledger)) < (newest := max(heads, default=0)):
+        return f"ends at step {last}; the newest checkpoint is of step {newest}, whose line is lost"
+    return changed_line(ledger, heads)
 
 
 def prune_checkpoints(
