@@ -71,7 +71,8 @@ TORCH_CHANGES = (
         name="hooks inside a loss function",
         touches="`torch.autograd._engine_run_backward`, `distributed_c10d._rank_not_in_group`, "
         "`_functional_collectives._resolve_group`, `Optimizer.__init__` and `zero_grad`, `nn.Module.zero_grad`, "
-        "`torch.amp.GradScaler.scale`, `step` of the schedules; a hook before every optimizer's step",
+        "`torch.amp.GradScaler.scale`, `forward` of `nn.parallel.DistributedDataParallel` and `nn.DataParallel`, "
+        "`step` of the schedules; a hook before every optimizer's step",
         reason="what a loss function may not do is refused at the line where it happens",
         guard="outside of loss functions they do nothing; what a program has put around them stays",
         without="**the habits of the table above are not noticed**; only collectives of unisono's own, "

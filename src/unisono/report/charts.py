@@ -123,7 +123,9 @@ def line_chart(
         out.line([(_LEFT, y), (WIDTH - _RIGHT, y)], "grid")
         out.text(_LEFT - 6, y + 4, spell_y(mark), at="end")
     wanted = xs if ticks_at_points else (log_x and _log_ticks(xs[0], xs[-1])) or ticks(xs[0], xs[-1], 6)
-    for x in _spread(wanted, xs, scale_x, max(width_of(spell_x(x)) for x in wanted) + 10):
+    for x in _spread(
+        wanted if log_x else [xs[0], *wanted], xs, scale_x, max(width_of(spell_x(x)) for x in wanted) + 10
+    ):
         kind = "alarm" if x in alarms else "tick"
         out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
     out.text((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 6, x_label, "axis", at="middle")
@@ -284,9 +286,9 @@ def _colour(number: int) -> str:
 
 
 def _spread(marks: Sequence[float], xs: Sequence[float], scale: Scale, apart: float) -> list[float]:
-    """Return where the axis begins, and marks within it; those whose labels do not touch."""
-    kept = [xs[0]]
+    """Return marks within the axis whose labels do not touch."""
+    kept: list[float] = []
     for mark in marks:
-        if mark <= xs[-1] and scale(mark) - scale(kept[-1]) > apart:
+        if xs[0] <= mark <= xs[-1] and (not kept or scale(mark) - scale(kept[-1]) > apart):
             kept.append(mark)
     return kept
