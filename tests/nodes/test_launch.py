@@ -202,7 +202,7 @@ def test_other_settings_on_one_host(hosts):
     codes = hosts.finish()
     assert 0 not in codes, hosts.words()
     for host in hosts.started:
-        assert re.search(r"run different scores: seed: \d -> \d", host.err), host.err
+        assert re.search(r"differ before the first step: seed: \d -> \d", host.err), host.err
         assert "the program's arguments" in hosts.words()
 
 

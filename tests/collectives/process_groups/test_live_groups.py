@@ -115,6 +115,34 @@ class Called:
         """The ranks did not connect."""
 
 
+class Late:
+    """A collective that is done, or has failed, just when its first wait is over."""
+
+    def __init__(self, fails=False):
+        self.num_waits, self.fails = 0, fails
+
+    def wait(self, timeout):
+        self.num_waits += 1
+        if self.num_waits == 1:
+            time.sleep(timeout.total_seconds())
+            raise RuntimeError("Operation timed out!")
+        if self.fails:
+            raise RuntimeError("Connection closed")
+
+    def is_completed(self):
+        return self.num_waits > 0
+
+
+def test_a_collective_that_is_done_when_its_wait_is_over():
+    """It is done: whoever took it for failed would leave the others alone, and nobody has died."""
+    group = ProcessGroupGloo(HashStore(), 0, 1, MINUTE)
+    waits = LiveGroupTransport(group)._waits
+    waits.wait(work := Late(), timedelta(seconds=0.1))
+    assert work.num_waits == 2
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        waits.wait(Late(fails=True), timedelta(seconds=0.1))
+
+
 def connecting(monkeypatch, member, seconds):
     """Return the groups of a rank that connects with one that has come and is lost just then."""
     monkeypatch.setattr(live_groups, "_CONNECT_S", seconds)

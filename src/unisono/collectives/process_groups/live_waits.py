@@ -101,7 +101,7 @@ class LiveWaits(Waits):
                 work.wait(every or self._longest)
             except RuntimeError:
                 now = time.monotonic()  # a wait that ends before its time has failed
-                if every is None or now < began + 0.9 * every.total_seconds() or work.is_completed() or now > until:
+                if every is None or now < began + 0.9 * every.total_seconds() or now > until:
                     raise
                 self._look()
             else:
