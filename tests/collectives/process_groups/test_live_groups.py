@@ -184,6 +184,7 @@ def test_a_rank_dies_while_it_sends(tmp_path, monkeypatch):
     """Nothing ends the wait for the rest of its message, the control, but this rank goes on when it is called."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     member, mine, out = Called(), torch.ones(1 << 26), torch.zeros(1 << 26)
+    before = {*threading.enumerate()}
 
     def kill():
         while out[0] == 0:
@@ -202,7 +203,7 @@ def test_a_rank_dies_while_it_sends(tmp_path, monkeypatch):
         with pytest.raises(LetGo):
             exchange.finish()
     assert (out == 0).any()
-    (waiting,) = [thread for thread in threading.enumerate() if thread.name == "unisono-arrive"]
+    (waiting,) = [each for each in {*threading.enumerate()} - before if each.name == "unisono-arrive"]
     began = time.monotonic()
     transport.close()
     assert time.monotonic() - began < 1
@@ -234,6 +235,7 @@ def test_a_rank_dies_while_a_partial_sum_is_on_its_way_to_it(tmp_path, monkeypat
     threading.Timer(0.5, lambda: setattr(member, "is_called", True)).start()
     with pytest.raises(LetGo):
         report()
+    transport.close()
     by_itself.join(1.5)
     assert by_itself.is_alive()
 
