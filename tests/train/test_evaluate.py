@@ -1,7 +1,9 @@
 """Evaluation: each sample once, the same bits for any number of ranks, the model's mode put back."""
 
+import copy
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -186,28 +188,37 @@ def test_the_best_evaluation_is_saved_at_once(best, steps, tmp_path):
     assert {step for step, _ in list_steps(tmp_path / "checkpoints")} == steps
 
 
+STARTS = {
+    "count": 0, "found": [], "total": torch.zeros(1), "matrix": np.zeros(2), "seen_by": {},
+    "size": None, "begun": False,
+}  # fmt: skip
+"""What a metric may hold beside its state; the last two are found out once, and counted by nobody."""
+
+
 class Counting(Accuracy.__base__):
     """Counts samples beside its state."""
 
     def __init__(self, name):
-        self.state, self.name, self.seen, self.size = [0], name, [], None
-        setattr(
-            self, name, [] if name == "found" else torch.zeros(1) if name == "total" else None if name == "size" else 0
-        )
+        self.state, self.name = [0], name
+        setattr(self, name, copy.deepcopy(STARTS[name]))
 
     def update(self, output, target):
         self.state[0] += len(target)
-        self.size = output.shape[1]  # what is found out at first is no sum
+        kept, count = getattr(self, self.name), len(target)
         if self.name == "found":
-            self.found += [len(target)]
-        elif self.name != "size":
-            setattr(self, self.name, getattr(self, self.name) + len(target))
+            kept.append(count)
+        elif self.name == "seen_by":
+            kept[0] = kept.get(0, 0) + count
+        elif self.name == "matrix":
+            kept += count
+        else:
+            setattr(self, self.name, {"size": output.shape[1], "begun": True}.get(self.name) or kept + count)
 
     def compute(self):
         return float(self.state[0])
 
 
-@pytest.mark.parametrize("name", ["count", "found", "total", "size"])
+@pytest.mark.parametrize("name", STARTS)
 def test_a_metric_that_counts_beside_its_state(name):
     """Only this rank's samples are in it: refused, whatever it is; what is found out once is not."""
     model, data = build()
@@ -218,7 +229,7 @@ def test_a_metric_that_counts_beside_its_state(name):
             transport=LoopbackTransport(), device=CPU, batch_size=5,
         )  # fmt: skip
 
-    if name == "size":
+    if name in ("size", "begun"):
         assert run() == {"own": 37.0}
     else:
         with pytest.raises(ConfigError, match=rf"metric 'own' changes its {name} in update\(\).*self\.state"):

@@ -1,6 +1,7 @@
 """Evaluation: every sample exactly once, shared out over the ranks, the same bits for any number of them."""
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -100,15 +101,17 @@ def evaluate(
 
 
 def _beside_state(metric: Metric) -> dict[str, Any]:
-    """Return what a program's own metric counts or collects beside its state: numbers, and lengths of lists."""
+    """Return what a program's own metric counts or collects beside its state: numbers, arrays, containers."""
     if type(metric).__module__.partition(".")[0] == "unisono":
         return {}
     found: dict[str, Any] = {}
     for name, value in vars(metric).items():
         if isinstance(value, Tensor):
-            found[name] = checksum([value])
-        elif isinstance(value, int | float | list):
-            found[name] = len(value) if isinstance(value, list) else value
+            found[name] = checksum([value]) if value.layout is torch.strided else None
+        elif isinstance(value, np.ndarray):
+            found[name] = value.tobytes()
+        elif isinstance(value, int | float | list | dict | set | deque) and not isinstance(value, bool):
+            found[name] = repr(value)
     found.pop("state", None)
     return found
 
