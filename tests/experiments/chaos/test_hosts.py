@@ -3,15 +3,17 @@
 import itertools
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from unisono.experiments.chaos import hosts as chaos_hosts
-from unisono.experiments.chaos.deaths import plan_on_hosts
+from unisono.experiments.chaos.deaths import Death, plan_on_hosts
 from unisono.experiments.chaos.hosts import HostsRun, Launchers
 from unisono.experiments.chaos.live import chaos_live
+from unisono.system.heartbeat import STEPPING, HeartbeatPage
 
 HOME = Path(__file__).parent
 KINDS = {"member", "host", "second", "silent", "launcher", "decider", "silent decider"}
@@ -72,6 +74,44 @@ def test_launchers_that_do_not_end(tmp_path, monkeypatch, hangs):
     commands = [[sys.executable, "-c", program, "600" if host == hangs else "0"] for host in range(2)]
     with Launchers(commands, {**os.environ}, tmp_path / "place") as launchers:
         assert launchers.end(1) == [f"the launcher of host {hangs} did not end:\n"]
+
+
+class Playing:
+    """Stands in for launchers of three hosts, whose workers 0 and 1 do a step more whenever somebody looks at them."""
+
+    def __init__(self, place, pages):
+        self.temporary, self.pages, self.left, self.woken_at = [place] * 3, pages, [0, 1, 2], None
+
+    def poll(self):
+        done = self.pages[0].read().done
+        for page in self.pages[:2]:
+            page.begin(min(done + 2, 10))
+            page.done(min(done + 1, 10))
+
+    def signal(self, host, signum):
+        assert host == 2
+        if signum == signal.SIGCONT:
+            self.woken_at = self.pages[0].read().done
+
+
+@pytest.mark.parametrize(("phase", "done", "missed"), [(b"update", 6, 8), (b"record", 7, 9)])
+def test_a_stopped_host_is_woken_when_the_others_have_done_a_step_without_it(tmp_path, phase, done, missed):
+    """What stops in an update has given its step all, so that the others end that step without leaving it out."""
+    place = tmp_path / "unisono-0"
+    place.mkdir()
+    pages = [HeartbeatPage.create(place / f"heartbeat-{rank}") for rank in range(3)]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        for page in pages:
+            page.join(worker.pid)
+            page.set_state(STEPPING)
+            page.begin(7)
+            page.done(6)
+        pages[2].done(done)
+        pages[2].note(phase)
+        launchers = Playing(tmp_path, pages)
+        [died] = HostsRun(launchers, 1, 10).strike(Death(rank=1, aim=phase.decode(), delay_s=0, kind="silent"))
+        worker.communicate(b"\n")
+    assert (died.rank, died.step, launchers.woken_at) == (2, missed, missed)
 
 
 def play(job, **how):

@@ -184,6 +184,8 @@ class HostsRun(LiveRun):
             for number in numbers[1:]:
                 self._gone(number, kind)
             died = self._gone(first, kind)
+            if died is not None and kind in _SILENT:  # it may have given its step all: they miss it in the next one
+                died = replace(died, step=died.step + 1)
             if host == self._decider:
                 self._decider = next(iter(self._at_work(self.members())), host)
             until_s = time.monotonic() + (self._longest_s if kind in _SILENT else math.inf)
