@@ -10,6 +10,7 @@ from torch.utils.data import random_split
 
 import unisono
 from unisono.collectives.loopback import run_ranks
+from unisono.data import same_samples
 from unisono.data.datasets import ArrayDataset
 from unisono.data.sampler import ExactSampler
 from unisono.errors import RankDivergence, ScoreMismatch
@@ -166,6 +167,7 @@ def test_a_run_goes_on_with_its_own_data_only(toy, tmp_path, monkeypatch):
     """Other samples of the same class and number are another score; a run of before knows none, and goes on."""
     data, other = Own(toy), Own(toy)
     other.x += 0.5
+    monkeypatch.setattr(same_samples, "_ENOUGH_S", 60)  # a loaded machine looks at as many
     alone = train_on(toy, data, epochs=3)
     train_on(toy, data, out=tmp_path / "run")
     recorded = json.loads((tmp_path / "run" / "score.json").read_text())["sample_hashes"]

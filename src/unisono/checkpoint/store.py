@@ -156,19 +156,27 @@ def write(
         CheckpointError: Writing failed or what was written does not verify; the older checkpoints are untouched.
     """
     path = directory if isinstance(directory, Path) else directory.path
-    needed = sum(tensor.nbytes for tensors in state.tensors.values() for tensor in tensors.values())
     with explained(step, path), entered(directory, make=True) as home:
-        draft = begin(home, step, needed)
+        draft, files = prepare(home, step, state)
         try:
-            files = {f"{stem}.safetensors": draft.put(f"{stem}.safetensors", safetensors_chunks(tensors))
-                     for stem, tensors in state.tensors.items()}  # fmt: skip
-            files[STATE_FILE] = draft.put(STATE_FILE, [encode_values(state.values)])
             committed = commit(draft, files, facts or Facts(), guard)
         except BaseException:
             discard(draft)
             raise
         settle(home, draft.name, policy or CheckpointPolicy())
         return committed
+
+
+def prepare(home: Directory, step: int, state: State) -> tuple[Draft, dict[str, FileSum]]:
+    """Write the files of one checkpoint, which is none before `commit`; `CheckpointError` where that fails."""
+    draft = begin(home, step, sum(each.nbytes for tensors in state.tensors.values() for each in tensors.values()))
+    try:
+        files = {f"{stem}.safetensors": draft.put(f"{stem}.safetensors", safetensors_chunks(tensors))
+                 for stem, tensors in state.tensors.items()}  # fmt: skip
+        return draft, files | {STATE_FILE: draft.put(STATE_FILE, [encode_values(state.values)])}
+    except BaseException:
+        discard(draft)
+        raise
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """What can be asked of a run beside its loop: first weights, evaluations, what is saved too, how it stands, its end."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -197,13 +198,19 @@ class RunState(AnswersNames):
 
     def close(self) -> None:
         """Leave the world, with everything kept that the last loop has done; safe to call twice."""
-        self._joined.leave(self._progress, None if self._stepper is None else self._stepper.parts.strategy)
+        self._close(sys.exc_info()[1])
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Close it; an `error` other than an end of the program says that the loop's body has not come to its end."""
+        is_end = error is None or isinstance(error, GeneratorExit) or getattr(error, "code", 1) in (0, None)
+        strategy = None if self._stepper is None else self._stepper.parts.strategy
+        self._joined.leave(self._progress, strategy, is_failing=not is_end)
 
     def _prepared(self) -> Parts:
         return self._need_stepper().parts

@@ -250,15 +250,21 @@ def test_a_rank_that_is_gone_is_not_waited_for(tmp_path, monkeypatch):
 
 
 def test_alone(tmp_path):
-    """The leader saves without the others, all of it, also where they usually share; other ranks write nothing."""
+    """The leader saves without the others, all of it, also where they usually share; other ranks write nothing.
+
+    What is dropped is not there.
+    """
 
     def save(transport):
         checkpoints = Checkpoints(tmp_path, transport, CheckpointPolicy(share_from_bytes=1))
         checkpoints.facts = Facts(run=RUN)
         if transport.rank == 0:
-            checkpoints.save_alone(1, lambda: state_of(1))
+            end = checkpoints.save_alone(1, lambda: state_of(1))
+            assert steps_in(tmp_path) == []
+            end(True)
+            checkpoints.save_alone(2, lambda: state_of(2))(False)
         else:
-            checkpoints.save_alone(2, lambda: pytest.fail("packed for nobody"))
+            checkpoints.save_alone(2, lambda: pytest.fail("packed for nobody"))(True)
 
     run_ranks(save, 3)
     assert steps_in(tmp_path) == [1]
@@ -357,8 +363,9 @@ def test_the_latest_is_named(tmp_path):
     assert json.loads((tmp_path / (tmp_path / "LATEST").read_text().strip() / "manifest.json").read_text())["step"] == 8
 
 
-def test_a_loop_left_early_that_cannot_save(toy, tmp_path, monkeypatch, capfd):
-    """Where the last steps cannot be saved, it is said at once and raised at the end: no false success."""
+@pytest.mark.parametrize("place", ["prepare", "commit"])
+def test_a_loop_left_early_that_cannot_save(toy, tmp_path, monkeypatch, capfd, place):
+    """Where the last steps cannot be saved, it is said and raised at the end: no false success."""
 
     def fail(*_, **__):
         raise CheckpointError("the disk is full")
@@ -366,7 +373,7 @@ def test_a_loop_left_early_that_cannot_save(toy, tmp_path, monkeypatch, capfd):
     with pytest.raises(CheckpointError, match="the disk is full"), toy.run(out=tmp_path / "run") as (run, model, _):
         for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
-            monkeypatch.setattr("unisono.checkpoint.store.write", fail)
+            monkeypatch.setattr(f"unisono.checkpoint.store.{place}", fail)
             break
     assert "has lost what came after step 0: the disk is full" in capfd.readouterr().err
     run.close()  # said once

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unisono.collectives.places import current_world
+from unisono.errors import ConfigError
 from unisono.train.trained_parts import Parts
 
 
@@ -62,6 +64,26 @@ class DoneLoops:
             f"puts {', '.join(moved)} back to what the checkpoint holds: the program has changed it behind run.steps() "
             "for epochs that were done before this launch, and did so when it did them."
         )
+
+
+def nothing_to_do(done: int, last: int, before: int, *, is_first: bool) -> str:
+    """Return what is said of a loop up to step `last` in a run that has done `done`; empty where it is no news.
+
+    Raises:
+        ConfigError: The loop before it has ended no earlier (after step `before`): this is a loop over epochs.
+    """
+    if last <= before and last != current_world().last_step:  # where `replay` ends every loop
+        raise ConfigError(
+            f"run.steps() has nothing to do: epochs= and max_steps= count from the run's beginning, and step "
+            f"{done} of {last} is done. Hint: all epochs in one loop, run.steps(loader, epochs=10), where "
+            "batch.epoch says which one it is; or run.steps(loader, epochs=epoch + 1) in a loop over epochs."
+        )
+    if done == last:
+        return (
+            f"is complete: step {done} of {last} is done, there is nothing left to train. "
+            "Hint: more epochs go on from here; another out= (--out) starts from the beginning."
+        )
+    return f"has come to step {done}: a loop that ends with step {last} has nothing left to do" if is_first else ""
 
 
 def _is_same(left: Any, right: Any) -> bool:

@@ -170,16 +170,29 @@ class Checkpoints:
         if snapshot is not None:
             snapshot.release()
 
-    def save_alone(self, step: int, state: Callable[[], State], **facts: Any) -> None:
-        """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone."""
+    def save_alone(self, step: int, state: Callable[[], State], **facts: Any) -> Callable[[bool], None]:
+        """Write a checkpoint on the leader (or each keeper), now and without the others, which may be gone; return what
+        commits it, with True, or drops it.
+        """
         self._saver.close()
         self._snapshot = None
         if not self.is_keeper:
-            return
+            return lambda _: None
         self.before_write()
-        own = replace(self.facts, **facts)
-        store.write(self.opened(), step, state(), facts=own, policy=self._policy, guard=self.guard)
-        self.facts = replace(self.facts, parent_step=step)
+        home, own = self.opened(), replace(self.facts, **facts)
+        draft, files = store.prepare(home, step, state())
+
+        def end(is_kept: bool) -> None:
+            try:
+                if is_kept:
+                    store.commit(draft, files, own, self.guard)
+                    self.facts = replace(self.facts, parent_step=step)
+            finally:
+                store.discard(draft)  # nothing is left where it was committed
+            if is_kept:
+                store.settle(home, draft.name, self._policy)
+
+        return end
 
     def settle(self) -> None:
         """Return when the last checkpoint is committed and verified; `CheckpointError` if that failed; collective."""

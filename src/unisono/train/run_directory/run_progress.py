@@ -1,18 +1,20 @@
 """How far a run has come, and what is kept of it: checkpoints on the way, ``result.json`` at the end."""
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from unisono.collectives.places import current_world
 from unisono.data.plans.batch_schedule import Cuts
-from unisono.errors import CheckpointError, ConfigError, RunStopped, ScoreMismatch
+from unisono.errors import RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
 from unisono.train.guards.checks import plain_numbers
+from unisono.train.guards.done_loops import nothing_to_do
 from unisono.train.intervals import Every, due
 from unisono.train.launcher_link import LauncherLink
+from unisono.train.run_directory.early_end import EarlyEnd
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.usage import Usage
 from unisono.train.trained_parts import Parts
@@ -30,6 +32,7 @@ class RunProgress:
         usage: What the steps have cost.
         steps_again: Steps that were computed once more because a rank had died.
         result: What ``result.json`` holds; empty before the first end.
+        early: The last step of a loop that was left.
         facts: As above.
         resume: Loads what the run goes on from, and returns for how long its loop has been running, in seconds.
         score: Of the run, once the directory is open.
@@ -54,17 +57,14 @@ class RunProgress:
         self.is_owed = False  # whether a checkpoint was lost with a rank that has died, or a step is the best so far
         self._metrics: dict[str, float] = {}
         self._measured: dict[int, dict[str, float]] = {}
-        self.done, self.is_within = 0, False
-        self.resume = self._resume
+        self.done, self.is_within, self.resume = 0, False, self._resume
         self.loops, self.epoch = [0, 0], 0
-        self.is_stopping = False
+        self.is_stopping, self.steps_again, self.usage = False, 0, Usage()
         self.stopped_by: str | None = None
-        self.usage = Usage()
-        self.steps_again = 0
         self._cost: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
         self._is_kept = False  # whether the result is another launch's, which this one had nothing to add to
-        self._unsaved: CheckpointError | None = None
+        self.early = EarlyEnd(record.tell)
         self._told_saved = -1
         self._loop_s = self._loops_s = 0.0  # of the loop that has ended last; of those before it
 
@@ -81,6 +81,7 @@ class RunProgress:
             CheckpointError: There are checkpoints but none can be trusted.
         """
         self._link.note(b"open")
+        self.early.end()
         if self.score is not None:
             loop_s = 0.0
             if lines := diff(self.score, score):
@@ -146,10 +147,10 @@ class RunProgress:
             self._save(parts, may_skip=False)
             self._tell_saved()
 
-    def leave(self, parts: Parts) -> None:
+    def leave(self, parts: Parts, *, is_whole: bool) -> None:
         """Keep what has been done when the loop is left early; no collective, since other ranks may be gone.
 
-        Where that fails, it is said now, and raised by `close`: nobody would see what a generator raises at its end.
+        Where it was not through with the last step (`is_whole`), `early` waits to hear why it was left.
         """
         self._record.ledgers.metrics.waits = False
         self._link.phases.end(self.done)
@@ -161,19 +162,23 @@ class RunProgress:
             )
         if not parts.strategy.saves_alone or parts.is_changing or self.is_within or self.done <= self._saved:
             return
-        try:
-            if self._checkpoints is not None:
-                self._checkpoints.save_alone(self.done, parts.pack, **self._facts_of_step())
-            self._write_end(parts, is_finished=False)
-        except CheckpointError as error:
-            self._record.tell(f"has lost what came after step {self._saved}: {error}")
-            self._unsaved = error
+        self.early.begin(functools.partial(self._write_early, parts), after=self._saved)
+        if is_whole:
+            self.early.end()
 
-    def close(self) -> None:
-        """Raise the `CheckpointError` that `leave` has met, unless another exception is on its way up."""
-        unsaved, self._unsaved = self._unsaved, None
-        if unsaved is not None and sys.exc_info()[1] is None:
-            raise unsaved
+    def _write_early(self, parts: Parts) -> Callable[[bool], None]:
+        """Write what the steps so far have come to; return what keeps it, with True, or drops it."""
+        facts = self._facts_of_step()
+        commit = None if self._checkpoints is None else self._checkpoints.save_alone(self.done, parts.pack, **facts)
+        self._end(parts, is_finished=False)
+
+        def end(is_kept: bool) -> None:
+            if commit is not None:
+                commit(is_kept)
+            if is_kept:
+                self._write_end()
+
+        return end
 
     def follow_world(self, changes: Mapping[str, int]) -> None:
         """Let the files follow: see `RunRecord.follow_world`; collective.
@@ -205,31 +210,18 @@ class RunProgress:
             parts.strategy.settle()
         self._link.phases.end(self.done)
         self._cost = self.usage.summary(parts.strategy.transport, self._link.phases.totals)
-        self._write_end(parts, is_finished=is_finished)
+        if self._end(parts, is_finished=is_finished):
+            self._write_end()
 
     def tell_complete(self, last: int, before: int) -> None:
-        """Say that a loop has nothing to do.
-
-        Raises:
-            ConfigError: The loop before it has ended no earlier (after step `before`): this is a loop over epochs.
-        """
-        if last <= before and last != current_world().last_step:  # where `replay` ends every loop
-            raise ConfigError(
-                f"run.steps() has nothing to do: epochs= and max_steps= count from the run's beginning, and step "
-                f"{self.done} of {last} is done. Hint: all epochs in one loop, run.steps(loader, epochs=10), where "
-                "batch.epoch says which one it is; or run.steps(loader, epochs=epoch + 1) in a loop over epochs."
-            )
-        if self.done == last:
-            self._record.tell(
-                f"is complete: step {self.done} of {last} is done, there is nothing left to train. "
-                "Hint: more epochs go on from here; another out= (--out) starts from the beginning."
-            )
-        elif self.loops[0] == 1:
-            self._record.tell(f"has come to step {self.done}: a loop that ends with step {last} has nothing left to do")
+        """Say that a loop has nothing to do, where that is news; raises what `nothing_to_do` does."""
+        if text := nothing_to_do(self.done, last, before, is_first=self.loops[0] == 1):
+            self._record.tell(text)
 
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to the result, to this step's line and to a checkpoint of it; see `plain_numbers`."""
         numbers = plain_numbers(metrics)
+        self.early.end()
         self._metrics |= numbers
         step = self.done + self.is_within
         self._measured = {step: {**self._measured.get(step, {}), **numbers}}
@@ -278,10 +270,11 @@ class RunProgress:
         before = self._record.spent
         return {"launches": self._record.launches} | {name: before.get(name, 0) + own[name] for name in own}
 
-    def _write_end(self, parts: Parts, *, is_finished: bool) -> None:
+    def _end(self, parts: Parts, *, is_finished: bool) -> bool:
+        """Make the result, and say whether it is of this loop and to be written."""
         fingerprint = parts.strategy.fingerprint()
         if self.done < self._first and self._keep_result(fingerprint, is_finished=is_finished):
-            return
+            return False
         self._loop_s = round(time.monotonic() - self._began, 3)
         total: dict[str, Any] = dict(self._spent(self._loop_s))
         step_s = total.pop("step_s")
@@ -305,7 +298,11 @@ class RunProgress:
             **times,
             "totals": total,
         }
-        self._record.commit(self.done, self.result["ledger_head"], fingerprint)
+        self._stamp()
+        return True
+
+    def _write_end(self) -> None:
+        self._record.commit(self.done, self.result["ledger_head"], self.result["fingerprint"])
         self._write()
 
     def _keep_result(self, fingerprint: str, *, is_finished: bool) -> bool:
@@ -324,7 +321,10 @@ class RunProgress:
 
     def _write(self) -> None:
         if self.result:
-            if not self._is_kept:
-                self.result["wall_s"] = round(time.monotonic() - self._started, 3)
-            self.result["metrics"] = dict(self._metrics)
+            self._stamp()
             self._record.write_result(self.result)
+
+    def _stamp(self) -> None:
+        if not self._is_kept:
+            self.result["wall_s"] = round(time.monotonic() - self._started, 3)
+        self.result["metrics"] = dict(self._metrics)

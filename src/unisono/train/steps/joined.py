@@ -141,16 +141,17 @@ class Joined:
         self.claim.steps = weakref.ref(followed)
         return followed
 
-    def leave(self, progress: RunProgress, strategy: Strategy | None) -> None:
-        """Close everything, with what the last loop has done kept; safe to call twice."""
+    def leave(self, progress: RunProgress, strategy: Strategy | None, *, is_failing: bool) -> None:
+        """Close everything, with what the last loop has done kept but for what it has failed in; safe to call twice."""
         if (steps := self.claim.steps()) is not None:
             steps.close()
+        progress.early.end(is_failing=is_failing)
         self.link.close()
         self._restore_torch()
         if strategy is not None:
             strategy.close()
         if self.live is not None:
             self.live.close()
-        for used in (self.transport, self.record, self.claim, progress):
+        for used in (self.transport, self.record, self.claim, progress.early):
             used.close()
         enter_world(None)

@@ -128,7 +128,7 @@ class Stepper:
             except GeneratorExit:  # the loop was left: keep what it has done
                 if progress.stopped_by is not None and not parts.is_changing:
                     self._end(batch)
-                progress.leave(parts)
+                progress.leave(parts, is_whole=progress.done < step or progress.stopped_by is not None)
                 raise
             self._end(batch)
             parts.check_loop(step)

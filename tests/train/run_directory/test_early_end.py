@@ -1,0 +1,122 @@
+"""A loop that is left early: by ``break``, by an exception behind the step or before it, without ``with``."""
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import unisono
+
+KEPT = "keeps nothing of what came after step 3"
+
+
+def train(toy, out, leave=lambda: None, *, at=5, is_handled=False, begin=lambda: None):
+    """Train with a schedule and evaluations behind each step; `leave` comes between `Run.step` and them.
+
+    Return the steps of this launch, fingerprint, metrics and the schedule's count.
+    """
+    steps, handled = [], contextlib.suppress(ZeroDivisionError) if is_handled else contextlib.nullcontext()
+    with toy.run(out=out, checkpoint_every=3) as (run, model, optimizer):
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 0.8**count)
+        run.register("schedule", schedule)
+
+        with handled:
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+                if batch.step == at + 1:
+                    begin()
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                steps.append(batch.step)
+                if batch.step == at and leave() == "break":
+                    break
+                schedule.step()
+                run.record({f"lr after {batch.step}": optimizer.param_groups[0]["lr"]})
+        return steps, run.fingerprint(), run.result()["metrics"], schedule.last_epoch
+
+
+def fail():
+    raise ZeroDivisionError
+
+
+def test_what_the_body_has_not_done_is_done_by_a_resumed_run(toy, tmp_path, capfd):
+    """An exception behind the step: the run goes on before it, with the schedule's step and the record of step 5."""
+    whole = train(toy, tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        train(toy, tmp_path / "run", fail)
+    assert KEPT in capfd.readouterr().err
+    assert not (tmp_path / "run" / "result.json").exists()
+    steps, *found = train(toy, tmp_path / "run")
+    assert (steps[0], found[0], found[2]) == (4, whole[1], whole[3])
+    assert found[1] == {name: lr for name, lr in whole[2].items() if int(name.rpartition(" ")[2]) > 3}
+    control = train(toy, tmp_path / "control", lambda: "break"), train(toy, tmp_path / "control")
+    assert control[1][1] != whole[1]  # the body of step 5 was left out, as the program has said
+
+
+def test_an_exception_before_the_step_keeps_the_ones_that_are_done(toy, tmp_path):
+    """What the body did behind step 5 is done, so that nothing is lost."""
+    whole = train(toy, tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        train(toy, tmp_path / "run", begin=fail)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 5
+    steps, *found = train(toy, tmp_path / "run")
+    assert (steps, found[0], found[2]) == ([6, 7, 8, 9, 10], whole[1], whole[3])
+
+
+@pytest.mark.parametrize("leave", [lambda: "break", sys.exit, lambda: sys.exit(0), fail])
+def test_other_ends_keep_the_step(toy, tmp_path, leave):
+    """``break``, an end of the program, an exception that the program has handled; the control is above."""
+    with contextlib.suppress(SystemExit):
+        train(toy, tmp_path, leave, is_handled=leave is fail)
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 5
+    assert train(toy, tmp_path)[0] == [6, 7, 8, 9, 10]
+
+
+def test_weights_that_change_behind_the_loop_are_not_those_of_its_step(toy, tmp_path):
+    """What is kept at the end of the run is what the step had."""
+    with toy.run(out=tmp_path) as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            if batch.step == 5:
+                break
+        right = run.fingerprint()
+        with torch.no_grad():
+            model[0].weight.zero_()
+        assert run.fingerprint() != right
+    assert json.loads((tmp_path / "result.json").read_text())["fingerprint"] == right
+    with toy.run(out=tmp_path) as (run, model, _):
+        next(run.steps(run.loader(toy.data, batch_size=12), epochs=2))
+        assert run.fingerprint() == right
+
+
+PROGRAM = """
+import sys, torch, unisono
+from torch.nn import functional as F
+run = unisono.Run(seed=0, replicas=2, out=sys.argv[1], checkpoint_every=3)
+model = torch.nn.Linear(4, 2)
+model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+x = torch.rand(40, 4, generator=torch.Generator().manual_seed(1))
+for batch in run.steps(run.loader(unisono.ArrayDataset(x, (x[:, 0] > 0.5).long()), batch_size=4), epochs=1):
+    run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+    if batch.step == 5 and sys.argv[2] != "whole":
+        if sys.argv[2] == "break":
+            break
+        raise OSError("away for a moment")
+"""
+
+
+@pytest.mark.parametrize("command", [[], ["-m", "unisono", "run", "-n", "1"]], ids=["python", "launcher"])
+@pytest.mark.parametrize(("how", "steps"), [("break", 5), ("raise", 3)])
+def test_a_program_that_does_not_close_its_run(tmp_path, command, how, steps):
+    """The end of the process says whether it was an exception."""
+    script, out = tmp_path / "job.py", tmp_path / "run"
+    script.write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, *command, str(script), str(out), how], capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode == 0, KEPT in ended.stderr) == (how == "break", how == "raise"), ended.stderr
+    newest = unisono.checkpoint.store.list_steps(out / "checkpoints")[0][0]
+    assert newest == steps
+    assert (out / "result.json").exists() == (how == "break")
