@@ -76,12 +76,12 @@ def play(program: Path, directory: Path, *start: str) -> str:
     return found.pop()
 
 
-def test_the_readme_is_short_and_has_twelve_lines_of_code():
-    """At most 130 lines of 120 columns, one program of twelve, and the command that CI runs."""
+def test_the_readme_is_short_and_has_fifteen_lines_of_code():
+    """At most 130 lines of 120 columns, one program of fifteen, and the command that CI runs."""
     assert len(README.splitlines()) <= 130
     assert [line for line in README.splitlines() if len(line) > 120 and not line.startswith("![")] == []
     (program,) = blocks(README, "python")
-    assert sum(bool(line.strip()) for line in program.splitlines()) <= 12
+    assert sum(bool(line.strip()) for line in program.splitlines()) <= 15
     assert "\nmake test " in README
     assert len(PROGRAMS) == 3
 
