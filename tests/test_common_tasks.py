@@ -7,6 +7,7 @@ from pathlib import Path
 
 PAGE = (Path(__file__).parent.parent / "docs" / "common-tasks.md").read_text()
 SETUP, *TASKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+SETUP = SETUP.replace("data.train_images, data.train_labels", "data.train_images[:640], data.train_labels[:640]")
 LOOP = """
 for batch in run.steps(run.loader(train_set, batch_size=64), epochs=1):
     run.step(batch, loss)
