@@ -1,12 +1,16 @@
-"""The lines of docs/common-tasks.md run: each task behind the page's first block, in a directory of its own."""
+"""The lines of docs/common-tasks.md, and the first ones of other pages, run: each behind that page's first block."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-PAGE = (Path(__file__).parent.parent / "docs" / "common-tasks.md").read_text()
-SETUP, *TASKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+DOCS = Path(__file__).parent.parent / "docs"
+MARK = "<!-- runs behind the first block of common-tasks.md -->\n"
+BLOCK = r"```python\n(.*?)^```"
+SETUP, *TASKS = re.findall(f"^{BLOCK}", (DOCS / "common-tasks.md").read_text(), re.M | re.S)
+for page in sorted(DOCS.glob("*.md")):
+    TASKS += re.findall(f"^{MARK}{BLOCK}", page.read_text(), re.M | re.S)
 SETUP = SETUP.replace("data.train_images, data.train_labels", "data.train_images[:640], data.train_labels[:640]")
 LOOP = """
 for batch in run.steps(run.loader(train_set, batch_size=64), epochs=1):

@@ -83,7 +83,7 @@ def test_the_readme_is_short_and_has_fifteen_lines_of_code():
     (program,) = blocks(README, "python")
     assert sum(bool(line.strip()) for line in program.splitlines()) <= 15
     assert "\nmake test " in README
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,6 @@ def test_the_readme_is_short_and_has_fifteen_lines_of_code():
     [
         (0, ["unisono", "run", "-n", "3"]),
         pytest.param(1, ["torch.distributed.run", "--nproc-per-node=2"], marks=pytest.mark.slow),
-        pytest.param(2, ["unisono", "run", "-n", "2"], marks=pytest.mark.slow),
     ],
 )
 def test_programs_give_one_fingerprint_however_they_are_started(number, launcher, tmp_path):

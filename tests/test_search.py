@@ -75,7 +75,7 @@ MEANT = {
     "docker": "kubernetes",
     "windows": "quickstart",
     "license": "quickstart",
-    "validation": "common-tasks",
+    "validation": "metrics",
     "multiple gpus": "common-tasks",
     "resume training": "common-tasks",
 }
