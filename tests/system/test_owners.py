@@ -137,6 +137,6 @@ def test_what_is_left_of_a_run_is_a_run(tmp_path, mark):
 
 def test_what_may_lie_there_before_a_run(tmp_path):
     """Hidden files, the launcher's, and the files to which its output is sent."""
-    for name in (".gitkeep", "run.toml", "control.sock", "train.log", "slurm-12.out"):
+    for name in (".gitkeep", "run.toml", "control.sock", "train.log", "slurm-12.out", "secret-12"):
         (tmp_path / name).touch()
     adopt(tmp_path).close()

@@ -18,7 +18,7 @@ _MARKS = {"run.json", "score.json", "run.lock", "ledger.jsonl"}
 """Each tells the directory of a run, also of one that has lost the others."""
 _OURS = re.compile(
     r"\..*|checkpoints|phases|logs|lost\+found|run\.toml|(environment|program|fork|result|commitment)\.json"
-    r"|(ledger|detail|metrics)\.(jsonl|tmp)|.*\.(sock|log|out|err)"
+    r"|(ledger|detail|metrics)\.(jsonl|tmp)|.*\.(sock|log|out|err)|(secret|stopped)-.*"
 )
 """What may lie there before a run begins: hidden files, a run's, the launcher's, and where output was sent."""
 
