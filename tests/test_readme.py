@@ -76,14 +76,14 @@ def play(program: Path, directory: Path, *start: str) -> str:
     return found.pop()
 
 
-def test_the_readme_is_short_and_has_twelve_lines_of_code():
-    """At most 130 lines of 120 columns, one program of twelve, and the command that CI runs."""
+def test_the_readme_is_short_and_has_fifteen_lines_of_code():
+    """At most 130 lines of 120 columns, one program of fifteen, and the command that CI runs."""
     assert len(README.splitlines()) <= 130
     assert [line for line in README.splitlines() if len(line) > 120 and not line.startswith("![")] == []
     (program,) = blocks(README, "python")
-    assert sum(bool(line.strip()) for line in program.splitlines()) <= 12
+    assert sum(bool(line.strip()) for line in program.splitlines()) <= 15
     assert "\nmake test " in README
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,6 @@ def test_the_readme_is_short_and_has_twelve_lines_of_code():
     [
         (0, ["unisono", "run", "-n", "3"]),
         pytest.param(1, ["torch.distributed.run", "--nproc-per-node=2"], marks=pytest.mark.slow),
-        pytest.param(2, ["unisono", "run", "-n", "2"], marks=pytest.mark.slow),
     ],
 )
 def test_programs_give_one_fingerprint_however_they_are_started(number, launcher, tmp_path):

@@ -14,14 +14,14 @@ NODE = shutil.which("node") or shutil.which("nodejs")
 
 #: what a user types, and the page that is meant
 MEANT = {
-    "gradient accumulation": "concepts",
-    "resume": "recovery",
+    "gradient accumulation": "common-tasks",
+    "resume": "common-tasks",
     "hang": "troubleshooting",
     "several machines": "several-machines",
     "multi node": "several-machines",
     "slurm": "slurm",
     "checkpoint": "checkpoints",
-    "mixed precision": "strategies",
+    "mixed precision": "common-tasks",
     "ledger": "observe",
     "replica": "concepts",
     "early stopping": "callbacks",
@@ -50,7 +50,7 @@ MEANT = {
     "hugging face": "hugging-face",
     "load weights": "own-model",
     "save model": "own-model",
-    "inference": "own-model",
+    "inference": "common-tasks",
     "best checkpoint": "own-model",
     "freeze layers": "examples",
     "transfer learning": "examples",
@@ -75,6 +75,9 @@ MEANT = {
     "docker": "kubernetes",
     "windows": "quickstart",
     "license": "quickstart",
+    "validation": "metrics",
+    "multiple gpus": "common-tasks",
+    "resume training": "common-tasks",
 }
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from unisono import __version__
 from unisono.cli import completion
-from unisono.cli.main import _NO_VERBS, VERBS, main, unisono
+from unisono.cli.main import _NO_VERBS, BEGIN, VERBS, main, unisono
 from unisono.cli.run import run, split_own
 from unisono.recipes.catalog import RECIPES
 
@@ -67,6 +67,14 @@ def test_the_start_page_names_the_first_steps(asked):
     named = set(re.findall(r"^  unisono ([a-z]+)", text, re.MULTILINE))
     assert named == {"doctor", "train", "verify", "run", "watch"} <= set(VERBS)
     assert "unisono --help" in text
+
+
+def test_the_help_begins_with_the_first_steps():
+    """The lines of the start page stand before the list of verbs, unwrapped."""
+    told = CliRunner().invoke(unisono, ["--help"]).output
+    begin = [f"  {line}" for line in BEGIN.splitlines()]
+    assert told.splitlines()[told.splitlines().index(begin[0]) :][: len(begin)] == begin
+    assert told.index("Begin here:") < told.index("Verbs:")
 
 
 def test_the_shell_completes(asked):

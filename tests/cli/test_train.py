@@ -18,6 +18,8 @@ from gpus import forget, pretend_gpus, told
 from unisono.cli.options.job import usual_live
 from unisono.cli.train import train as train_command
 from unisono.data.sets.mnist_files import PINS
+from unisono.system.directory import Directory
+from unisono.train.run_directory.lock import RunLock
 
 KEYS = {"fingerprint", "steps", "epochs", "world_size", "replicas", "wall_s", "train_s", "metrics"}
 SETTINGS = ("--limit", "200", "--epochs", "4", "--batch-size", "16", "--checkpoint-every", "4", "--replicas", "4")
@@ -264,6 +266,12 @@ WRONG = {
     "strange score": ("digits -n 1 --out {strange_score}", r"{strange_score}"),
     "nested score": ("digits -n 1 --out {nested_score}", r"{nested_score}.*choose another --out"),
     "out is a file": ("digits -n 1 --limit 8 --epochs 1 --out {file}", r"{file}"),
+    "out has other files": (
+        "digits -n 1 --out {zeros}",
+        r"empty directory or that of a run, got {zeros}.*--out .*/run",
+    ),
+    "out cannot be written": ("digits -n 1 --out /proc/run", r"can be written, got /proc/run from --out: No such file"),
+    "out is in use": ("digits -n 1 --out {in_use}", r"{in_use} is in use by process [0-9]+ .*choose another --out"),
 }
 
 
@@ -271,9 +279,10 @@ WRONG = {
 def refused(reference, tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     paths = {"reference": reference[0]}
-    for name in ("missing", "truncated", "zeros", "no_score", "strange_score", "nested_score", "file"):
+    for name in ("missing", "truncated", "zeros", "no_score", "strange_score", "nested_score", "file", "in_use"):
         paths[name] = folder / name
     paths["missing"].mkdir()
+    paths["in_use"].mkdir()
     mnist_like(paths["truncated"], sizes={"train-images-idx3-ubyte.gz": 1000})
     mnist_like(paths["zeros"])
     for name, text in (("no_score", "{torn"), ("strange_score", "[1]"), ("nested_score", "[" * 100_000)):
@@ -281,9 +290,11 @@ def refused(reference, tmp_path_factory):
         (paths[name] / "score.json").write_text(text)
     paths["file"].write_text("")
     commands = {name: [word.format(**paths) for word in text.split()] for name, (text, _) in WRONG.items()}
+    lock = RunLock(Directory.open(paths["in_use"]))
     done = subprocess.run(
         [sys.executable, "-c", ASK, json.dumps(commands)], capture_output=True, text=True, check=True, env=environment()
     )
+    lock.release()
     return {name: re.escape(str(path)) for name, path in paths.items()}, json.loads(done.stdout)
 
 

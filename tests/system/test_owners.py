@@ -53,6 +53,7 @@ def test_a_directory_that_every_user_may_write_is_refused(tmp_path, mode):
     inside = re.search(r"--out (\S+)/NAME", str(caught.value))
     assert inside is not None
     adopt(tmp_path / "run" / "NAME").close()
+    (tmp_path / "run" / "NAME").rmdir()
     (tmp_path / "run").chmod(mode & ~0o002)
     adopt(tmp_path / "run").close()
 
@@ -109,3 +110,33 @@ def test_a_server_that_maps_users_and_keeps_no_modes(tmp_path):
     (tmp_path / "created").chmod(0o600)
     with pytest.raises(ConfigError, match="with mode 0777"):
         Owners.judging_by((tmp_path / "created").stat()).check_directory(tmp_path / "run", (tmp_path / "run").stat())
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path):
+    """Nothing of a run is put among them; the hint's way out works."""
+    (tmp_path / "thesis").mkdir()
+    for name in ("a.tex", "b.tex", "c.tex", "d.tex"):
+        (tmp_path / "thesis" / name).touch()
+    with pytest.raises(
+        ConfigError, match=r"empty directory or that of a run, got .*/thesis, which holds a.tex"
+    ) as caught:
+        adopt(tmp_path / "thesis")
+    assert "c.tex and 1 more. Hint: choose a new directory in it" in str(caught.value)
+    assert names_in(tmp_path / "thesis") == ["a.tex", "b.tex", "c.tex", "d.tex"]
+    adopt(tmp_path / "thesis" / "run").close()
+
+
+@pytest.mark.parametrize("mark", ["run.json", "score.json", "run.lock", "ledger.jsonl", "checkpoints/step-00000001.ab"])
+def test_what_is_left_of_a_run_is_a_run(tmp_path, mark):
+    """Files that a user has put into a run's directory, and the loss of others, do not lock the run out."""
+    (tmp_path / "notes.md").touch()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / mark).touch()
+    adopt(tmp_path).close()
+
+
+def test_what_may_lie_there_before_a_run(tmp_path):
+    """Hidden files, the launcher's, and the files to which its output is sent."""
+    for name in (".gitkeep", "run.toml", "control.sock", "train.log", "slurm-12.out", "secret-12"):
+        (tmp_path / name).touch()
+    adopt(tmp_path).close()

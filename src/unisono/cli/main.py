@@ -72,16 +72,18 @@ _NO_OPTIONS = {
 }
 """Options of other programs, and what is done here."""
 
+BEGIN = """\
+Begin here:
+  unisono doctor                            does this machine have what training needs?
+  unisono train digits --out runs/digits    a ready-made recipe, in seconds
+  unisono watch runs/digits                 how far it is, and where its time goes
+  unisono verify digits --workers 1,2       one process or two: the same bits
+  unisono run -n 2 train.py                 your own script, also one written for torchrun
+"""
 START = f"""\
 unisono {__version__}: distributed PyTorch training, bit-identical for any number of workers.
 
-Begin here:
-  unisono doctor                        is this machine fit to train on?
-  unisono train digits                  a ready-made recipe, in seconds
-  unisono verify digits --workers 1,2   one process or two: the same bits
-  unisono run -n 2 train.py             your own script, also one written for torchrun
-  unisono watch runs/mine               how far it is, and where its time goes
-
+{BEGIN}
 All verbs: unisono --help. What a verb can do: unisono VERB --help.
 Tab completes verbs, options and recipes: unisono completion --help.
 """
@@ -103,12 +105,14 @@ def _meant(word: str) -> str:
 
 @click.group(
     cls=LazyGroup, entries=VERBS, module="unisono.cli.{}", rooms=ROOMS, noun="verb", meant=_meant,
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], **UNDERSCORES},
+    invoke_without_command=True,
+    help=f"Distributed PyTorch training, bit-identical for any number of worker processes.\n\n\b\n{BEGIN}",
+    context_settings={"help_option_names": ["-h", "--help"], **UNDERSCORES},
 )  # fmt: skip
 @click.version_option(__version__)
 @click.pass_context
 def unisono(context: click.Context) -> None:
-    """Distributed PyTorch training, bit-identical for any number of worker processes."""
+    """Show where to begin, unless a verb is called."""
     if context.invoked_subcommand is None:
         click.echo(START, nl=False)
 

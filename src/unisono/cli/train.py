@@ -77,26 +77,33 @@ def train(recipe: str, as_json: bool, **given: Any) -> None:
 
 
 def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> None:
-    from unisono.errors import RunStopped
+    from unisono.errors import ConfigError, RunStopped
     from unisono.experiments.job import describe_run_file, plan, run_job
     from unisono.launchers.scratch import scratch_directory
     from unisono.recipes.catalog import OWN_CLASSES
     from unisono.recipes.trained.model_file import FILE_NAME, ModelFile
     from unisono.system.owners import adopt
+    from unisono.train.run_directory.lock import check_free
 
     settings = launch_of(given)
     workers, nodes = given.pop("workers"), NodesOptions(**taken(NodesOptions, given)).plan()
     settings |= usual_live(settings, nodes.max_nodes if nodes else 1)
     job = plan(recipe, workers, given, settings["devices"], nodes)
     kept = job.options.out
-    if output != "quiet":
-        click.echo(_first_lines(job, kept), err=True)
     with contextlib.nullcontext(kept) if kept else scratch_directory("train") as place:
         out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))
-        # A directory that cannot be written is refused by the run, with reasons.
-        with contextlib.suppress(OSError), adopt(out) as home:
-            home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))
+        try:
+            with adopt(out) as home:
+                if nodes is None:  # other hosts of a run may be at work there already
+                    check_free(home)
+                home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise ConfigError(
+                f"expected a directory that can be written, got {out} from --out: {error.strerror}."
+            ) from error
+        if output != "quiet":
+            click.echo(_first_lines(replace(job, options=replace(job.options, out=kept)), kept), err=True)
         try:
             scratch = None if kept else place
             result = run_job(job, output=output, scratch=scratch, **settings)

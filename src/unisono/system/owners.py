@@ -1,8 +1,9 @@
-"""Whose files a directory may hold: ours, root's, and nothing that strangers can write."""
+"""Whose files a directory may hold: ours, root's, nothing that strangers can write, and nothing but a run's."""
 
 import contextlib
 import os
 import pwd
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,13 @@ from unisono.system.directory import Directory
 PROBE = ".probe-"
 """How the names of files begin that tell who we are on a file system; needed for a moment only."""
 _INSIDE = ("checkpoints", "phases", "logs")
+_MARKS = {"run.json", "score.json", "run.lock", "ledger.jsonl"}
+"""Each tells the directory of a run, also of one that has lost the others."""
+_OURS = re.compile(
+    r"\..*|checkpoints|phases|logs|lost\+found|run\.toml|(environment|program|fork|result|commitment)\.json"
+    r"|(ledger|detail|metrics)\.(jsonl|tmp)|.*\.(sock|log|out|err)|(secret|stopped)-.*"
+)
+"""What may lie there before a run begins: hidden files, a run's, the launcher's, and where output was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,8 @@ def adopt(path: Path) -> Directory:
     wants it so: what they put there is refused when it would be used.
 
     Raises:
-        ConfigError: It belongs to another user, or every user may write there, or what it holds is of that kind.
+        ConfigError: It belongs to another user, or every user may write there, or what it holds is of that kind; or
+            it is no run's and holds other files.
         CheckpointError: A link stands in the place of a directory of the run.
         OSError: It cannot be made or written.
     """
@@ -75,6 +84,7 @@ def adopt(path: Path) -> Directory:
         found.remove(probe)
         found.owners = Owners.judging_by(created)
         found.owners.check_directory(path, os.fstat(found.descriptor))
+        _check_content(path, found)
         for name in _INSIDE:
             if found.status(name) is not None:
                 found.child(name).close()
@@ -82,6 +92,23 @@ def adopt(path: Path) -> Directory:
         found.close()
         raise
     return found
+
+
+def _check_content(path: Path, found: Directory) -> None:
+    """Refuse a directory with files that are no run's: a run's would lie among them."""
+    names = set(found.names())
+    foreign = sorted(name for name in names if not _OURS.fullmatch(name))
+    if not foreign or names & _MARKS:
+        return
+    if "checkpoints" in names:
+        with found.child("checkpoints") as inside:
+            if any(name.startswith("step-") for name in inside.names()):
+                return
+    more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+    raise ConfigError(
+        f"expected an empty directory or that of a run, got {path}, which holds {', '.join(foreign[:3])}{more}. "
+        f"Hint: choose a new directory in it (--out {path / 'run'}, out=), or move away what is there."
+    )
 
 
 def _name(user_id: int) -> str:

@@ -18,7 +18,7 @@ import pytest
 from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
 from unisono.train.run_directory import lock as run_lock
-from unisono.train.run_directory.lock import LOCK_FILE, Holder, RunLock
+from unisono.train.run_directory.lock import LOCK_FILE, Holder, RunLock, check_free
 
 HOLD = """
 import ctypes, os, shutil, sys, tempfile, time
@@ -71,6 +71,21 @@ def test_refused_while_the_holder_lives_then_taken_over(tmp_path, monkeypatch):
         lock = RunLock(Directory.open(tmp_path))
     assert lock.token == 2
     lock.release()
+
+
+def test_a_launcher_sees_that_a_directory_is_in_use(tmp_path, monkeypatch):
+    """While the holder lives. A process that has closed its run, or has died, holds nothing."""
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.2)
+    with Directory.open(tmp_path) as home:
+        check_free(home)
+        with holder(tmp_path) as process:
+            with pytest.raises(ConfigError, match=rf"in use by process {process.pid} on .*choose another --out"):
+                check_free(home)
+            process.kill()
+            process.wait()
+            check_free(home)
+        RunLock(home).release()  # this process lives on
+        check_free(home)
 
 
 def test_another_rank_goes_on_with_the_lock(tmp_path):

@@ -22,6 +22,7 @@ import socket
 import struct
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import final
 
 from unisono.errors import CheckpointError, ConfigError
@@ -183,10 +184,7 @@ class RunLock:
                     f"started still has {LOCK_FILE} open. Hint: find it (lsof, fuser) and end it, or choose another "
                     "--out (out=)."
                 )
-            raise ConfigError(
-                f"{self._directory.path} is in use by {_words(holder)}. "
-                "Hint: wait for that run, stop it, or choose another --out (out=)."
-            )
+            raise ConfigError(_in_use(self._directory.path, holder))
 
     def _try(self) -> bool:
         for lock in (_lock_open_file, _lock_process):
@@ -213,6 +211,43 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def check_free(directory: Directory) -> None:
+    """Refuse a directory that a process of this machine uses; nothing is taken, and a holder that ends is waited for.
+
+    Raises:
+        ConfigError: It is in use.
+    """
+    try:
+        descriptor = directory.open_file(LOCK_FILE, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        deadline = time.monotonic() + _WAIT_S
+        while (holder := _read(descriptor)) is not None and holder.is_alive and _is_locked(descriptor):
+            if not _wait_for_end(holder, deadline):
+                raise ConfigError(_in_use(directory.path, holder))
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether another holds a lock on the file; False where the kernel cannot say."""
+    if not hasattr(fcntl, "F_OFD_GETLK"):
+        return False
+    whole = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, whole)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return bool(struct.unpack("hhqqi0q", found)[0] != fcntl.F_UNLCK)
+
+
+def _in_use(path: Path, holder: Holder | None) -> str:
+    return f"{path} is in use by {_words(holder)}. Hint: wait for that run, stop it, or choose another --out (out=)."
 
 
 def _lock_open_file(descriptor: int) -> None:
