@@ -120,10 +120,11 @@ def test_a_directory_with_other_files_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"empty directory or that of a run, got .*/thesis, which holds a.tex"
     ) as caught:
-        adopt(tmp_path / "thesis")
+        adopt(tmp_path / "thesis", alone=True)
     assert "c.tex and 1 more. Hint: choose a new directory in it" in str(caught.value)
     assert names_in(tmp_path / "thesis") == ["a.tex", "b.tex", "c.tex", "d.tex"]
-    adopt(tmp_path / "thesis" / "run").close()
+    adopt(tmp_path / "thesis" / "run", alone=True).close()
+    adopt(tmp_path / "thesis").close()  # a program has its own reasons
 
 
 @pytest.mark.parametrize("mark", ["run.json", "score.json", "run.lock", "ledger.jsonl", "checkpoints/step-00000001.ab"])
@@ -132,11 +133,11 @@ def test_what_is_left_of_a_run_is_a_run(tmp_path, mark):
     (tmp_path / "notes.md").touch()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / mark).touch()
-    adopt(tmp_path).close()
+    adopt(tmp_path, alone=True).close()
 
 
 def test_what_may_lie_there_before_a_run(tmp_path):
     """Hidden files, the launcher's, and the files to which its output is sent."""
     for name in (".gitkeep", "run.toml", "control.sock", "train.log", "slurm-12.out", "secret-12"):
         (tmp_path / name).touch()
-    adopt(tmp_path).close()
+    adopt(tmp_path, alone=True).close()

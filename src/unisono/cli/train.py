@@ -94,7 +94,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
         out = Path(place) if kept else Path(place) / "run"
         job = replace(job, options=replace(job.options, out=str(out)))
         try:
-            with adopt(out) as home:
+            with adopt(out, alone=True) as home:
                 if nodes is None:  # other hosts of a run may be at work there already
                     check_free(home)
                 home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))

@@ -62,15 +62,20 @@ class Owners:
             )
 
 
-def adopt(path: Path) -> Directory:
+def adopt(path: Path, *, alone: bool = False) -> Directory:
     """Open the directory that a run is to keep its files in, made where it is missing; its name is on the disk then.
 
     A link that leads to it is its user's own choice, and is followed once. Group members may write there, if its owner
     wants it so: what they put there is refused when it would be used.
 
+    Args:
+        path: Of the directory.
+        alone: Whether nothing but a run may be there: a program puts what it likes into its own run's, a command does
+            not mix a run with files that happen to be where it was told to write.
+
     Raises:
         ConfigError: It belongs to another user, or every user may write there, or what it holds is of that kind; or
-            it is no run's and holds other files.
+            it is no run's and holds other files, where it is `alone`.
         CheckpointError: A link stands in the place of a directory of the run.
         OSError: It cannot be made or written.
     """
@@ -84,7 +89,8 @@ def adopt(path: Path) -> Directory:
         found.remove(probe)
         found.owners = Owners.judging_by(created)
         found.owners.check_directory(path, os.fstat(found.descriptor))
-        _check_content(path, found)
+        if alone:
+            _check_content(path, found)
         for name in _INSIDE:
             if found.status(name) is not None:
                 found.child(name).close()
@@ -107,7 +113,7 @@ def _check_content(path: Path, found: Directory) -> None:
     more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
     raise ConfigError(
         f"expected an empty directory or that of a run, got {path}, which holds {', '.join(foreign[:3])}{more}. "
-        f"Hint: choose a new directory in it (--out {path / 'run'}, out=), or move away what is there."
+        f"Hint: choose a new directory in it (--out {path / 'run'}), or move away what is there."
     )
 
 

@@ -135,7 +135,7 @@ def _is_fork_of(place: Path, home: Path, step: int) -> bool:
 def branch(home: Path, place: Path, step: int, args: Sequence[str], how: Mapping[str, Any], tell: Tell) -> None:
     """Make the run directory of a fork: the parent's ledger and state up to `step`; its ``fork.json`` last."""
     start = nearest_checkpoint(home / "checkpoints", step + 1, tell)
-    adopt(place).close()
+    adopt(place, alone=True).close()
     (place / "checkpoints").mkdir(mode=0o700, exist_ok=True)
     if start is not None and step_of(start) == step:
         shutil.copytree(start, place / "checkpoints" / start.name)
