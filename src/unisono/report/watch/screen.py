@@ -241,5 +241,7 @@ def _events(run: WatchedRun) -> Iterator[str]:
         yield f"rank {number} is gone; the last step it has written is {run.ranks[number].step}"
     for number in run.joined():
         yield f"rank {number} has joined in step {run.ranks[number].first}"
+    if damage := run.damage():
+        yield plain(damage)
     if run.num_damaged:
         yield f"{counted(run.num_damaged, 'line')} that no run writes"

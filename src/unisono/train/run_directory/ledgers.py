@@ -30,9 +30,11 @@ class Ledgers:
         """Of the files."""
         return ["ledger.jsonl", NAME, *(["detail.jsonl"] if self.keeps_detail else [])]
 
-    def open(self, home: Directory, step: int, head: str) -> None:
-        """Write from now on; entries after `step` are cut off, `head` is the chain value there."""
+    def open(self, home: Directory, step: int, head: str, tell: Callable[[str], None]) -> None:
+        """Write from now on; entries after `step` are cut off, `head` is the chain value there; `tell` of damage."""
         self._ledger = Ledger(home.path / "ledger.jsonl", step, head=head, home=home)
+        if (line := self._ledger.torn_line) is not None:
+            tell(f"held a ledger that broke off within line {line}; it is written again from step {step + 1} on")
         self.metrics.open(home, step)
         if self.keeps_detail:
             self._detail = Ledger(home.path / "detail.jsonl", step, has_gaps=True, home=home)

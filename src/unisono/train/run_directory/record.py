@@ -177,7 +177,7 @@ class RunRecord:
         home = self._files.directory
         if not self._directories.is_shared:
             bring_files(self.transport, self._home, home, self.ledgers.names, is_kept=self._keeps)
-        ranks_say(self.transport, self._keeps, lambda: self.ledgers.open(home, step, newest["head"]))
+        ranks_say(self.transport, self._keeps, lambda: self.ledgers.open(home, step, newest["head"], self.tell))
         self.checkpoints.before_write = self.ledgers.sync
         if self.expects_deaths and not self._keeps:
             self.ledgers.stand_by(home, step)
