@@ -187,6 +187,7 @@ def test_killed_and_resumed_on_another_number_of_workers_gives_the_same_bits(ref
     result = json.loads((out / "result.json").read_text())
     assert 4 <= result["resumed_from_step"] < NUM_STEPS
     assert f"resumed after step {result['resumed_from_step']}" in told
+    assert "computed again after the resume" not in told
     assert result["fingerprint"] == json.loads(printed)["fingerprint"]
     assert result["metrics"] == json.loads(printed)["metrics"]
     assert (out / "ledger.jsonl").read_bytes() == (source / "ledger.jsonl").read_bytes()

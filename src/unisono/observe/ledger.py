@@ -2,8 +2,9 @@
 
 A line is JSON with a fixed key order and no time in it, so two runs of one score have equal files. Floats are
 written as hex (``float.hex``), exactly. Each line carries a hash of all lines before it (see `chain`). On resume the
-lines after the checkpoint's step are cut off and written anew. A damaged ledger is set aside, never cut without a word;
-one whose lines have been changed is refused. `Unwritten` is what other ranks keep of it, one of which may go on for it.
+lines after the checkpoint's step are cut off and written anew, and may be compared then (see `recomputed`). A damaged
+ledger is set aside, never cut without a word; one whose lines have been changed is refused. `Unwritten` is what other
+ranks keep of it, one of which may go on for it.
 """
 
 import hashlib
@@ -21,8 +22,10 @@ import numpy.typing as npt
 
 from unisono.errors import CheckpointError
 from unisono.observe import chain
+from unisono.observe.recomputed import Recomputed
 from unisono.system.directory import Directory, entered
 from unisono.system.disk import explained
+from unisono.system.messages import warn
 
 SET_ASIDE = r"ledger\.damaged-\d+-at-(\d+)\.jsonl"
 """Names of copies of damaged ledgers, with the step after which the run was resumed then."""
@@ -106,6 +109,7 @@ class Ledger:
             none, and only that one is chained.
         head: The chain value after `last_step`, as the checkpoint holds it; empty where it holds none.
         home: The directory of the file, where it is open already.
+        compares: Whether lines that are cut off are compared with those of the same steps; a difference is warned of.
 
     Attributes:
         head: The chain value after the last line that has been written.
@@ -125,6 +129,7 @@ class Ledger:
         has_gaps: bool = False,
         head: str = "",
         home: Directory | None = None,
+        compares: bool = False,
     ) -> None:
         self._path = path
         with explained(path), entered(home or path.parent) as place:
@@ -146,6 +151,7 @@ class Ledger:
                 place.replace(path.name, text)
                 # Unbuffered: what the disk has once refused must not come again when the file is closed.
                 self._file = place.append(path.name)
+        self._again = Recomputed(lines if compares else (), last_step)
         self._waiting: list[Callable[[], Entry]] = []
         self._written = time.monotonic()
 
@@ -183,6 +189,8 @@ class Ledger:
         extra += f'"evaluations": {entry.evaluations}, ' if entry.evaluations else ""
         line = (_ENTRY % (*entry[:8], extra, self.head)).encode()
         self.head = chain.value_after(self.head, line)
+        if told := self._again.difference(entry.step, line):
+            warn(told)
         return line + b"\n"
 
     def _write(self, text: bytes) -> None:
