@@ -77,9 +77,10 @@ def train(recipe: str, as_json: bool, **given: Any) -> None:
 
 
 def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> None:
-    from unisono.errors import RunStopped
+    from unisono.errors import ConfigError, RunStopped
     from unisono.experiments.job import describe_run_file, plan, run_job
     from unisono.launchers.scratch import scratch_directory
+    from unisono.observe.run_json import read_object
     from unisono.recipes.catalog import OWN_CLASSES
     from unisono.recipes.trained.model_file import FILE_NAME, ModelFile
     from unisono.system.owners import adopt
@@ -97,6 +98,9 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
         # A directory that cannot be written is refused by the run, with reasons.
         with contextlib.suppress(OSError), adopt(out) as home:
             home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))
+        before: dict[str, Any] = {}
+        with contextlib.suppress(ConfigError):  # a damaged one is the run's to judge
+            before = read_object(out / "result.json")
         try:
             scratch = None if kept else place
             result = run_job(job, output=output, scratch=scratch, **settings)
@@ -112,8 +116,6 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
             return
         lines = {"fingerprint": result["fingerprint"]}
         lines |= {name: f"{float(value):.4f}" for name, value in result["metrics"].items()}
-        from unisono.observe.run_json import read_object
-
         committed = read_object(out / COMMITMENT).get("sha256") if kept else None
         lines |= {"commitment": f"{committed} (what unisono audit compares with)"} if committed else {}
         lines |= ({"classes": file.listed_classes()} if file else {}) | ({"kept in": str(out)} if kept else {})
@@ -122,8 +124,10 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
             click.echo(f"{name:<{width}}  {line}")
         total = result.get("totals", {})
         more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
+        is_old = all(name in before and before[name] == result.get(name) for name in ("steps", "wall_s", "totals"))
         click.echo(
-            ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
+            ("the run was complete before, this launch has computed nothing. It took: " if is_old else "")
+            + ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
             + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
             + more
         )
