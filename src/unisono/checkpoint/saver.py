@@ -18,6 +18,7 @@ from unisono.checkpoint.files import FileSum, safetensors_chunks
 from unisono.checkpoint.snapshot import Snapshot
 from unisono.checkpoint.staging import Files
 from unisono.errors import CheckpointError
+from unisono.system.disk import is_lasting
 
 _POLL_S = 0.02  # how often the leader looks for receipts: no file system tells another machine's ranks
 _GRACE_S = 10.0  # how long it still looks once the run is being closed
@@ -70,7 +71,8 @@ class Saver:
             return
         if isinstance(failure, CheckpointError):
             raise failure
-        raise CheckpointError(f"saving failed: {type(failure).__name__}: {failure}") from failure
+        text = f"saving failed: {type(failure).__name__}: {failure}"
+        raise CheckpointError(text, is_final=is_lasting(failure)) from failure
 
     def close(self) -> None:
         """As `wait`, but do not wait long for ranks that may be gone."""
@@ -101,7 +103,8 @@ def leave_receipt(draft: Draft, rank: int, source: Files | Snapshot) -> None:
             place.sync()
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError), draft.opened() as place:  # where the leader still waits
-            place.replace(_receipt(rank), json.dumps({"error": str(error)}).encode(), sync=False)
+            told = {"error": str(error), "is_final": is_lasting(error)}
+            place.replace(_receipt(rank), json.dumps(told).encode(), sync=False)
         raise
     recorded = source.checksum if isinstance(source, Snapshot) else 0
     content = {"files": {name: asdict(entry) for name, entry in files.items()}, "recorded": recorded}
@@ -118,7 +121,7 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
     Raises:
         CheckpointError: A rank could not write its share, or has left none when `is_hopeless` says to stop.
     """
-    missing, files, failed, recorded = set(ranks), dict[str, FileSum](), "", 0
+    missing, files, failed, is_final, recorded = set(ranks), dict[str, FileSum](), "", False, 0
     pause = threading.Event()
     with draft.opened() as place:
         while missing:
@@ -129,6 +132,7 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
                 content = json.loads(receipt)
                 if "error" in content:  # the others are heard out: nobody shall be writing when the draft is discarded
                     failed = failed or f"rank {rank} could not write its share of step {draft.step}: {content['error']}"
+                    is_final |= content.get("is_final", False)
                 files |= {name: FileSum(**entry) for name, entry in content.get("files", {}).items()}
                 recorded += content.get("recorded", 0)
                 missing.discard(rank)
@@ -136,12 +140,12 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
             if missing and is_hopeless():
                 raise CheckpointError(
                     f"the checkpoint of step {draft.step} is not committed: ranks {sorted(missing)} have not written "
-                    "their share. The older checkpoints are untouched. Hint: look for the first failure of a rank."
+                    "their share. What was committed before is untouched. Hint: look for the first failure of a rank."
                 )
             if missing:
                 pause.wait(_POLL_S)
     if failed:
-        raise CheckpointError(failed)
+        raise CheckpointError(failed, is_final=is_final)
     return files, recorded
 
 

@@ -208,7 +208,8 @@ def newest_valid(directory: Path | Directory, run: str | None = None) -> tuple[P
     raise CheckpointError(
         f"none of the {len(candidates)} checkpoints in {home.path} can be trusted:\n  "
         + "\n  ".join(complaints)
-        + "\nHint: remove the directory to start again from step 0."
+        + "\nHint: remove the directory to start again from step 0.",
+        is_final=True,
     )
 
 

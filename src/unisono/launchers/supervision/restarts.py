@@ -9,6 +9,8 @@ from typing import final
 
 _SLOT_FAILURES = 2
 _NUM_SHOWN = 16
+ANYWHERE = "from the last checkpoint, if there is one"
+"""From where workers start again, where nobody knows whether anything was saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +88,22 @@ class Restarts:
         if self.num_without_progress > self.max_restarts:
             return GiveUp(
                 f"{self.max_restarts} restarts in a row made no progress (--max-restarts); the last attempt ended "
-                f"{_place(ending)}{_samples(ending)}. Hint: the run resumes from its last checkpoint once the cause is "
-                "removed."
+                f"{_place(ending)}{_samples(ending)}. Hint: remove the cause; the same command starts {self.start}."
             )
         self.num_restarts += 1
         dropped = self._drop(ending)
         return Again(self.slots, dropped)
+
+    @property
+    def start(self) -> str:
+        """From where the workers start again, in words; what the attempts judged so far have told is all that is known.
+
+        One that ends before its first step says nothing of checkpoints that earlier launches have left.
+        """
+        if self._best[1]:
+            return "from the last checkpoint"
+        has_begun = self._best[0] or (self._last is not None and self._last.step)
+        return "from the beginning: no checkpoint has been written" if has_begun else ANYWHERE
 
     def _drop(self, ending: Ending) -> int | None:
         """Give up the slot that has failed too often, if it is the slot's fault for all we know; returns it."""

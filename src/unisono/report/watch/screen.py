@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from unisono.report.run_view import newest_checkpoint
 from unisono.report.watch.state import RankState, WatchedRun, plain
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
@@ -169,7 +170,11 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     if facts["state"] in {"finished", "stopped"}:
         yield from _packed(_ended(run), width)
     if facts["state"] == "ended":
-        yield "not finished: the same command goes on from its last checkpoint"
+        saved = newest_checkpoint(run.path)
+        if saved:
+            yield f"not finished: the same command goes on after step {saved}"
+        else:
+            yield "not finished, no checkpoint: the same command starts from the beginning"
 
 
 def _ended(run: WatchedRun) -> Iterator[str]:

@@ -38,6 +38,7 @@ class Checkpoints:
         run: The run directory, held open; None: `directory` is reached by its path.
         facts: What the next checkpoint belongs to; set by the leader once the run is open.
         before_write: Called by a keeper, in its thread, before anything is written: puts the ledger on the disk.
+        committed: Called by a keeper, in its thread, with the step of each checkpoint that is committed.
         guard: Asked just before a commit; raises where another launch has taken over the directory.
         committed_step: Step of the checkpoint that was loaded or that this rank has committed last, 0 for none.
         is_shared: Whether all ranks see this directory; else one rank of each host keeps whole checkpoints.
@@ -56,6 +57,7 @@ class Checkpoints:
         self.run: Directory | None = None
         self.facts = Facts()
         self.before_write: Callable[[], None] = lambda: None
+        self.committed: Callable[[int], object] = bool
         self.guard: store.Guard | None = None
         self.is_shared, self.is_keeper = True, transport.rank == 0
         self.committed_step, self._begun, self._before = 0, (0, ""), 0  # last save: step, name; the step before
@@ -299,6 +301,7 @@ class Checkpoints:
                 return
             store.commit(draft, files | theirs, facts, self.guard)
             self.committed_step = draft.step
+            self.committed(draft.step)
         except BaseException:
             store.discard(draft)
             raise

@@ -164,7 +164,7 @@ class RunRecord:
         told_launches = int(self.spent.get("launches", 0)) + 1
         self.launches = self.fencing_token if self.fencing_token < _FROM_A_CLOCK else told_launches
         if newest["name"] == "" and (whys := [why for found in told if found for why in found["hopeless"]]):
-            raise CheckpointError(whys[0])
+            raise CheckpointError(whys[0], is_final=True)
         step, state = self._load(run, newest["name"], newest["sha256"]) if newest["name"] else (0, None)
         self.checkpoints.facts = Facts(
             run=run,
