@@ -128,7 +128,7 @@ def _after_failure(
     known = [each.ending for each in endings if each.ending]
     done, saved = (max((getattr(each, name) for each in known), default=0) for name in ("done", "saved"))
     merged = replace(failed.ending, rank=min(failed.ending.rank, 0), done=done, saved=saved)
-    restarts = Restarts(max_restarts, 1)
+    restarts = Restarts(max_restarts, 1, sees_all=False)
     for line in past:
         restarts.judge(unpack_ending(line))
     decision = restarts.judge(merged)

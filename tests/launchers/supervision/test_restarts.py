@@ -58,6 +58,9 @@ def test_from_where_workers_start_again():
     rule.judge(ending(step=7, done=6, saved=4))
     rule.judge(ending(step=0, done=0))
     assert rule.start == "from the last checkpoint"
+    part = Restarts(9, 1, sees_all=False)
+    part.judge(ending(step=5, done=4))
+    assert part.start == "from the last checkpoint, if there is one"
 
 
 @pytest.mark.parametrize(

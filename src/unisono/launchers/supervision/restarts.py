@@ -58,6 +58,9 @@ class Restarts:
     max_restarts: int
     workers: int
     slots: tuple[int, ...] = ()
+    sees_all: bool = (
+        True  #: Whether the endings tell what all workers have said, not only those of one of several hosts.
+    )
     num_restarts: int = 0
     num_without_progress: int = 0
     _best: tuple[int, int] = (0, 0)
@@ -98,11 +101,12 @@ class Restarts:
     def start(self) -> str:
         """From where the workers start again, in words; what the attempts judged so far have told is all that is known.
 
-        One that ends before its first step says nothing of checkpoints that earlier launches have left.
+        One that ends before its first step says nothing of checkpoints that earlier launches have left; nor do workers
+        of a host other than the leader's say what the leader has saved.
         """
         if self._best[1]:
             return "from the last checkpoint"
-        has_begun = self._best[0] or (self._last is not None and self._last.step)
+        has_begun = self.sees_all and (self._best[0] or (self._last is not None and self._last.step))
         return "from the beginning: no checkpoint has been written" if has_begun else ANYWHERE
 
     def _drop(self, ending: Ending) -> int | None:
