@@ -35,6 +35,7 @@ from unisono.checkpoint.policy import CheckpointPolicy, KeptCheckpoint, choose_k
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory, entered
+from unisono.system.disk import is_lasting
 
 LATEST = "LATEST"
 Guard = Callable[[], None]
@@ -96,7 +97,8 @@ def settle(home: Directory, name: str, policy: CheckpointPolicy) -> None:
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {home.path / name} is safe, but tidying up after it failed: {error}. "
-            "Hint: see to the directory."
+            "Hint: see to the directory.",
+            is_final=is_lasting(error),
         ) from error
 
 
