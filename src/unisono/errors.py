@@ -107,7 +107,15 @@ class DataError(UnisonoError, ValueError):
 
 
 class CheckpointError(UnisonoError, OSError):
-    """A checkpoint or a run's other files cannot be written, or no checkpoint in the directory can be trusted."""
+    """A checkpoint or a run's other files cannot be written, or no checkpoint in the directory can be trusted.
+
+    Attributes:
+        is_final: Whether the same program must meet it again, as on a full disk.
+    """
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 class RunStopped(SystemExit):

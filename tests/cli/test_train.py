@@ -119,7 +119,7 @@ def test_a_worker_is_killed(rank, strategy, reference, tmp_path):
     result = json.loads((out / "result.json").read_text())
     assert "live recovery is off" not in told
     assert ("1 worker goes on without it." in told, "Restart 1 with 2 workers" in told) == (goes_on, not goes_on)
-    assert ("The other workers cannot go on without it: the strategy is allreduce" in told) == (not goes_on)
+    assert ("; the other workers cannot go on without it: the strategy is allreduce" in told) == (not goes_on)
     assert (result.get("deaths"), result["totals"]["launches"] > 1) == (1 if goes_on else None, not goes_on)
     assert "[rank 1] epoch" not in told, "who leads writes like a leader"
     if goes_on:
@@ -161,10 +161,15 @@ def test_a_finished_run_is_resumed_not_repeated(reference, tmp_path, here):
     """The same command again finds nothing left to do, says so, and gives the result of the launch that trained."""
     source, (_, printed, _) = reference
     shutil.copytree(source, tmp_path / "run")
-    told = CliRunner().invoke(train_command, ["digits", "-n", "1", *SETTINGS, "--out", str(tmp_path / "run"), "--json"])
+    told = CliRunner().invoke(train_command, ["digits", "-n", "1", *SETTINGS, "--out", str(tmp_path / "run")])
     assert told.exit_code == 0, told.output
-    first, second = json.loads(printed), json.loads(told.stdout.splitlines()[-1])
-    assert second == first
+    first = json.loads(printed)
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == first
+    assert f"fingerprint  {first['fingerprint']}" in re.sub(" +", "  ", told.stdout)
+    last = told.stdout.splitlines()[-1]
+    assert last.startswith(
+        f"the run was complete before, this launch has computed nothing. It took: {NUM_STEPS} steps, "
+    )
 
 
 def test_killed_and_resumed_on_another_number_of_workers_gives_the_same_bits(reference, tmp_path):
@@ -189,9 +194,11 @@ def test_killed_and_resumed_on_another_number_of_workers_gives_the_same_bits(ref
     result = json.loads((out / "result.json").read_text())
     assert 4 <= result["resumed_from_step"] < NUM_STEPS
     assert f"resumed after step {result['resumed_from_step']}" in told
+    assert "computed again after the resume" not in told
     assert result["fingerprint"] == json.loads(printed)["fingerprint"]
     assert result["metrics"] == json.loads(printed)["metrics"]
     assert (out / "ledger.jsonl").read_bytes() == (source / "ledger.jsonl").read_bytes()
+    assert "complete before" not in text
     assert f"fingerprint    {result['fingerprint']}\ntest_loss      {result['metrics']['test_loss']:.4f}\n" in text
 
 

@@ -125,6 +125,7 @@ class Launches:
 def finish(launcher: subprocess.Popen[str], timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Wait for a launcher's end."""
     out, err = launcher.communicate(timeout=timeout_s)
+    assert "computed again after the resume" not in err, err  # an honest program is not suspected
     return subprocess.CompletedProcess(launcher.args, launcher.returncode, out, err)
 
 

@@ -62,6 +62,8 @@ def test_row_24_every_page_of_a_full_disk(small_disk, reference):
                 seen.append(str(error))
                 assert str(out) in seen[-1]
                 assert "No space left" in seen[-1] or "not enough room" in seen[-1]
+                assert "are untouched" not in seen[-1] or any(out.glob("checkpoints/step-*"))
+                assert isinstance(error, ConfigError) or error.is_final
             else:
                 break
     theirs, ours = (json.loads((path / "result.json").read_text()) for path in (reference, out))
@@ -101,7 +103,7 @@ def test_row_29_a_directory_that_shows_late(tmp_path):
 
 
 def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):
-    """Where a ledger cannot be opened, continued or synced, the file, the room and the way on are named."""
+    """Where a ledger cannot be opened, continued or synced, the file, the room and the way on are named, as it is."""
     ledger = Ledger(tmp_path / "ledger.jsonl", 0)
 
     def full(*_):
@@ -109,8 +111,13 @@ def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     for act in (ledger.sync, lambda: Ledger(tmp_path / "ledger.jsonl", 0)):
-        with pytest.raises(CheckpointError, match=r"ledger\.jsonl: No space left on device \(.*free\).*Hint: "):
+        with pytest.raises(CheckpointError, match=r"ledger\.jsonl: No space left on device \(.*free\).*Hint: ") as full:
             act()
+        assert full.value.is_final and "No checkpoint has been written. " in str(full.value)
+        assert str(full.value).endswith("repeat the command; it starts from the beginning.")
+    (tmp_path / "checkpoints" / "step-00000004.0123abcd").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"checkpoints are untouched.*resumes from the newest of them"):
+        ledger.sync()
     entry = Entry(step=1, epoch=0, num_samples=1, samples="", loss="", gradient="", weights="", lr="")
     ledger.close()
     ledger._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - the ledger closes it

@@ -10,7 +10,8 @@ import pytest
 
 from unisono.errors import CheckpointError
 from unisono.observe.chain import START, head, parse_all
-from unisono.observe.ledger import Entry, Ledger, Logged, Unwritten, changed_line, hash_samples, read_lines
+from unisono.observe.damage import changed_line
+from unisono.observe.ledger import Entry, Ledger, Logged, Unwritten, hash_samples, read_lines
 from unisono.system.directory import Directory
 
 

@@ -247,7 +247,10 @@ def test_the_largest_page_is_under_a_megabyte(tmp_path):
 def test_unfinished_and_old_runs_can_be_shown(tmp_path):
     """No result, no phases, no metrics: said, not hidden."""
     run = make_run(tmp_path / "run", result=False)
-    assert "has not ended" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    with (run / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"step": 61, "ep')
+    told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    assert "has not ended" in told and "breaks off within line 61" in told
     for file in (*(run / "phases").iterdir(), run / "metrics.jsonl"):
         file.unlink()
     assert "No step phases were recorded" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)

@@ -450,8 +450,9 @@ def test_no_checkpoint_can_be_trusted(toy, tmp_path):
     toy.train(out=tmp_path, checkpoint_every=2, stop_after=7)
     for path in (tmp_path / "checkpoints").glob("step-*"):
         (path / "manifest.json").write_text("{")
-    with pytest.raises(unisono.CheckpointError, match="none of the 2 checkpoints"):
+    with pytest.raises(unisono.CheckpointError, match="none of the 2 checkpoints") as refused:
         toy.train(out=tmp_path)
+    assert refused.value.is_final  # no launcher starts it again
     heard = []
 
     def program(transport):

@@ -8,7 +8,7 @@ from pathlib import Path
 from unisono.checkpoint.files import FileSum, write_synced
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory
-from unisono.system.disk import room
+from unisono.system.disk import is_lasting, room, way_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,16 @@ def explained(step: int, directory: Path, needed: int | None = None) -> Iterator
     except CheckpointError:
         raise
     except OSError as error:
-        raise could_not_write(step, directory, error.strerror or str(error), needed) from error
+        reason = error.strerror or str(error)
+        raise could_not_write(step, directory, reason, needed, is_final=is_lasting(error)) from error
 
 
-def could_not_write(step: int, directory: Path, reason: str, needed: int | None) -> CheckpointError:
+def could_not_write(
+    step: int, directory: Path, reason: str, needed: int | None, *, is_final: bool = True
+) -> CheckpointError:  # fmt: skip
     """Return the error that names step, place, reason and the room there is."""
     return CheckpointError(
         f"could not write the checkpoint of step {step} into {directory}: {reason} ({room(directory, needed)}). "
-        "The older checkpoints are untouched. Hint: mend the cause and repeat the command; it resumes from them."
+        f"{way_on(directory)}",
+        is_final=is_final,
     )

@@ -20,6 +20,7 @@ from unisono.checkpoint.store import list_steps, newest_valid, read
 from unisono.checkpoint.values import few, from_json, printable
 from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
+from unisono.system.disk import is_lasting
 from unisono.system.files import replace_file
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
@@ -71,7 +72,8 @@ def export_weights(state: State, path: Path) -> list[str]:
     try:
         replace_file(path, data)
     except OSError as error:
-        raise CheckpointError(f"could not write {path}: {error.strerror or error}.") from error
+        text = f"could not write {path}: {error.strerror or error}."
+        raise CheckpointError(text, is_final=is_lasting(error)) from error
     return left_out
 
 

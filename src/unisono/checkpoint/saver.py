@@ -13,11 +13,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import final
 
+from unisono.checkpoint import store
 from unisono.checkpoint.draft import Draft
 from unisono.checkpoint.files import FileSum, safetensors_chunks
+from unisono.checkpoint.format import State
+from unisono.checkpoint.manifest import Facts
+from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.checkpoint.snapshot import Snapshot
 from unisono.checkpoint.staging import Files
 from unisono.errors import CheckpointError
+from unisono.system.directory import Directory
+from unisono.system.disk import is_lasting
 
 _POLL_S = 0.02  # how often the leader looks for receipts: no file system tells another machine's ranks
 _GRACE_S = 10.0  # how long it still looks once the run is being closed
@@ -70,7 +76,8 @@ class Saver:
             return
         if isinstance(failure, CheckpointError):
             raise failure
-        raise CheckpointError(f"saving failed: {type(failure).__name__}: {failure}") from failure
+        text = f"saving failed: {type(failure).__name__}: {failure}"
+        raise CheckpointError(text, is_final=is_lasting(failure)) from failure
 
     def close(self) -> None:
         """As `wait`, but do not wait long for ranks that may be gone."""
@@ -93,6 +100,24 @@ def write_share(draft: Draft, files: Files) -> dict[str, FileSum]:
     return {file: draft.put(file, safetensors_chunks(tensors)) for file, tensors in files.items()}
 
 
+def write_alone(
+    home: Directory, step: int, state: State, facts: Facts, policy: CheckpointPolicy, guard: store.Guard | None
+) -> Callable[[bool], None]:
+    """Write a checkpoint from one process; return what commits it, with True, or drops it; see `store.write`."""
+    draft, files = store.prepare(home, step, state)
+
+    def end(is_kept: bool) -> None:  # noqa: FBT001
+        try:
+            if is_kept:
+                store.commit(draft, files, facts, guard)
+        finally:
+            store.discard(draft)  # nothing is left where it was committed
+        if is_kept:
+            store.settle(home, draft.name, policy)
+
+    return end
+
+
 def leave_receipt(draft: Draft, rank: int, source: Files | Snapshot) -> None:
     """Write a rank's share, then tell the leader what was written, or why not (and raise that here)."""
     try:
@@ -101,7 +126,8 @@ def leave_receipt(draft: Draft, rank: int, source: Files | Snapshot) -> None:
             place.sync()
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError), draft.opened() as place:  # where the leader still waits
-            place.replace(_receipt(rank), json.dumps({"error": str(error)}).encode(), sync=False)
+            told = {"error": str(error), "is_final": is_lasting(error)}
+            place.replace(_receipt(rank), json.dumps(told).encode(), sync=False)
         raise
     recorded = source.checksum if isinstance(source, Snapshot) else 0
     content = {"files": {name: asdict(entry) for name, entry in files.items()}, "recorded": recorded}
@@ -118,7 +144,7 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
     Raises:
         CheckpointError: A rank could not write its share, or has left none when `is_hopeless` says to stop.
     """
-    missing, files, failed, recorded = set(ranks), dict[str, FileSum](), "", 0
+    missing, files, failed, is_final, recorded = set(ranks), dict[str, FileSum](), "", False, 0
     pause = threading.Event()
     with draft.opened() as place:
         while missing:
@@ -129,6 +155,7 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
                 content = json.loads(receipt)
                 if "error" in content:  # the others are heard out: nobody shall be writing when the draft is discarded
                     failed = failed or f"rank {rank} could not write its share of step {draft.step}: {content['error']}"
+                    is_final |= content.get("is_final", False)
                 files |= {name: FileSum(**entry) for name, entry in content.get("files", {}).items()}
                 recorded += content.get("recorded", 0)
                 missing.discard(rank)
@@ -136,12 +163,12 @@ def collect_receipts(draft: Draft, ranks: range, is_hopeless: Callable[[], bool]
             if missing and is_hopeless():
                 raise CheckpointError(
                     f"the checkpoint of step {draft.step} is not committed: ranks {sorted(missing)} have not written "
-                    "their share. The older checkpoints are untouched. Hint: look for the first failure of a rank."
+                    "their share. What was committed before is untouched. Hint: look for the first failure of a rank."
                 )
             if missing:
                 pause.wait(_POLL_S)
     if failed:
-        raise CheckpointError(failed)
+        raise CheckpointError(failed, is_final=is_final)
     return files, recorded
 
 

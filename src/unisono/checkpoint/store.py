@@ -35,6 +35,7 @@ from unisono.checkpoint.policy import CheckpointPolicy, KeptCheckpoint, choose_k
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError
 from unisono.system.directory import Directory, entered
+from unisono.system.disk import is_lasting
 
 LATEST = "LATEST"
 Guard = Callable[[], None]
@@ -96,7 +97,8 @@ def settle(home: Directory, name: str, policy: CheckpointPolicy) -> None:
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {home.path / name} is safe, but tidying up after it failed: {error}. "
-            "Hint: see to the directory."
+            "Hint: see to the directory.",
+            is_final=is_lasting(error),
         ) from error
 
 
@@ -160,9 +162,8 @@ def write(
         draft, files = prepare(home, step, state)
         try:
             committed = commit(draft, files, facts or Facts(), guard)
-        except BaseException:
-            discard(draft)
-            raise
+        finally:
+            discard(draft)  # nothing is left where it was committed
         settle(home, draft.name, policy or CheckpointPolicy())
         return committed
 
@@ -173,7 +174,7 @@ def prepare(home: Directory, step: int, state: State) -> tuple[Draft, dict[str, 
     try:
         files = {f"{stem}.safetensors": draft.put(f"{stem}.safetensors", safetensors_chunks(tensors))
                  for stem, tensors in state.tensors.items()}  # fmt: skip
-        return draft, files | {STATE_FILE: draft.put(STATE_FILE, [encode_values(state.values)])}
+        return draft, {**files, STATE_FILE: draft.put(STATE_FILE, [encode_values(state.values)])}
     except BaseException:
         discard(draft)
         raise
@@ -200,8 +201,7 @@ def newest_valid(directory: Path | Directory, run: str | None = None) -> tuple[P
     Raises:
         CheckpointError: There are checkpoints but none verifies.
     """
-    complaints: list[str] = []
-    candidates = list_steps(directory)
+    complaints, candidates = list[str](), list_steps(directory)
     if not candidates:
         return None, complaints
     with entered(directory, follow=may_be_link(directory)) as home:
@@ -216,7 +216,8 @@ def newest_valid(directory: Path | Directory, run: str | None = None) -> tuple[P
     raise CheckpointError(
         f"none of the {len(candidates)} checkpoints in {home.path} can be trusted:\n  "
         + "\n  ".join(complaints)
-        + "\nHint: remove the directory to start again from step 0."
+        + "\nHint: remove the directory to start again from step 0.",
+        is_final=True,
     )
 
 

@@ -80,6 +80,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
     from unisono.errors import ConfigError, RunStopped
     from unisono.experiments.job import describe_run_file, plan, run_job
     from unisono.launchers.scratch import scratch_directory
+    from unisono.observe.run_json import read_object
     from unisono.recipes.catalog import OWN_CLASSES
     from unisono.recipes.trained.model_file import FILE_NAME, ModelFile
     from unisono.system.owners import adopt
@@ -104,6 +105,9 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
             ) from error
         if output != "quiet":
             click.echo(_first_lines(replace(job, options=replace(job.options, out=kept)), kept), err=True)
+        before: dict[str, Any] = {}
+        with contextlib.suppress(ConfigError):  # a damaged one is the run's to judge
+            before = read_object(out / "result.json")
         try:
             scratch = None if kept else place
             result = run_job(job, output=output, scratch=scratch, **settings)
@@ -119,8 +123,6 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
             return
         lines = {"fingerprint": result["fingerprint"]}
         lines |= {name: f"{float(value):.4f}" for name, value in result["metrics"].items()}
-        from unisono.observe.run_json import read_object
-
         committed = read_object(out / COMMITMENT).get("sha256") if kept else None
         lines |= {"commitment": f"{committed} (what unisono audit compares with)"} if committed else {}
         lines |= ({"classes": file.listed_classes()} if file else {}) | ({"kept in": str(out)} if kept else {})
@@ -129,8 +131,10 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
             click.echo(f"{name:<{width}}  {line}")
         total = result.get("totals", {})
         more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
+        is_old = all(name in before and before[name] == result.get(name) for name in ("steps", "wall_s", "totals"))
         click.echo(
-            ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
+            ("the run was complete before, this launch has computed nothing. It took: " if is_old else "")
+            + ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
             + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
             + more
         )

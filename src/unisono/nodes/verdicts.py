@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, final
 
-from unisono.launchers.supervision.restarts import Ending, GiveUp, Restarts
+from unisono.launchers.supervision.restarts import ANYWHERE, Ending, GiveUp, Restarts
 
 Kind = Literal["done", "stopped", "ended", "interrupted", "failed", "lost"]
 What = Literal["done", "again", "stopped", "interrupted", "failed"]
@@ -104,7 +104,7 @@ def judge(
         if is_elastic:
             left = len(endings) - len(lost)
             wait = "" if left >= min_nodes else f" {min_nodes - left} more must come first (--nnodes)."
-            return Verdict(what="again", text=f"{text}{wait} The others go on from the last checkpoint.", history=past)
+            return Verdict(what="again", text=f"{text}{wait} The others go on {ANYWHERE}.", history=past)
         hint = " Hint: --nnodes MIN:MAX lets the others go on alone; --max-restarts waits for it to come back."
         message = text if max_restarts else text + hint
         failed = NodeEnding(kind="failed", message=message, exit_code=1, ending=Ending(rank=-1, what=text))
@@ -128,7 +128,7 @@ def _after_failure(
     known = [each.ending for each in endings if each.ending]
     done, saved = (max((getattr(each, name) for each in known), default=0) for name in ("done", "saved"))
     merged = replace(failed.ending, rank=min(failed.ending.rank, 0), done=done, saved=saved)
-    restarts = Restarts(max_restarts, 1)
+    restarts = Restarts(max_restarts, 1, sees_all=False)
     for line in past:
         restarts.judge(unpack_ending(line))
     decision = restarts.judge(merged)
@@ -136,7 +136,7 @@ def _after_failure(
         text = failed.message + (f"\n{decision.reason}" if decision.reason else "")
         return Verdict(what="failed", text=text, exit_code=failed.exit_code or 1, rank=failed.ending.rank)
     told = (
-        f"{merged.what} Restart {restarts.num_restarts} on all hosts from the last checkpoint "
+        f"{merged.what} Restart {restarts.num_restarts} on all hosts {restarts.start} "
         f"({restarts.num_without_progress} of {max_restarts} restarts without progress)."
     )
     return Verdict(what="again", text=told, history=[*past, asdict(merged)])

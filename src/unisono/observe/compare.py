@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from unisono.observe.ledger import changed_line, read_lines
+from unisono.observe.damage import changed_line
+from unisono.observe.ledger import read_lines
 
 SAMPLES = "sample_hashes"
 """Of a score: hashes of some samples, by what they are of; who knows fewer differs in none of the others."""

@@ -2,8 +2,9 @@
 
 A line is JSON with a fixed key order and no time in it, so two runs of one score have equal files. Floats are
 written as hex (``float.hex``), exactly. Each line carries a hash of all lines before it (see `chain`). On resume the
-lines after the checkpoint's step are cut off and written anew. A damaged ledger is set aside, never cut without a word;
-one whose lines have been changed is refused. `Unwritten` is what other ranks keep of it, one of which may go on for it.
+lines after the checkpoint's step are cut off and written anew, and may be compared then (see `recomputed`). A damaged
+ledger is set aside, never cut without a word; one whose lines have been changed is refused. `Unwritten` is what other
+ranks keep of it, one of which may go on for it.
 """
 
 import hashlib
@@ -21,8 +22,17 @@ import numpy.typing as npt
 
 from unisono.errors import CheckpointError
 from unisono.observe import chain
+from unisono.observe.recomputed import Recomputed
 from unisono.system.directory import Directory, entered
 from unisono.system.disk import explained
+from unisono.system.messages import warn
+
+SET_ASIDE = r"ledger\.damaged-\d+-at-(\d+)\.jsonl"
+"""Names of copies of damaged ledgers, with the step after which the run was resumed then."""
+MEND = (
+    "Only what compares runs, and `unisono audit`, need the lost lines. Hint: put back a copy of the file; an equal "
+    "run, as the same command with another --out (out=), writes the same one, and `unisono audit` says whether it fits"
+)
 
 
 class Entry(NamedTuple):
@@ -99,10 +109,12 @@ class Ledger:
             none, and only that one is chained.
         head: The chain value after `last_step`, as the checkpoint holds it; empty where it holds none.
         home: The directory of the file, where it is open already.
+        compares: Whether lines that are cut off are compared with those of the same steps; a difference is warned of.
 
     Attributes:
         head: The chain value after the last line that has been written.
         last_step: That of the last entry which was kept.
+        torn_line: The last line, where it was none and is written again with its step; None: there was none.
 
     Raises:
         CheckpointError: A line up to `last_step` has been changed; or the disk does not take it (here and in all that
@@ -117,6 +129,7 @@ class Ledger:
         has_gaps: bool = False,
         head: str = "",
         home: Directory | None = None,
+        compares: bool = False,
     ) -> None:
         self._path = path
         with explained(path), entered(home or path.parent) as place:
@@ -128,6 +141,8 @@ class Ledger:
             kept, is_clean = _recover(lines, last_step, first=0 if has_gaps else 1)
             if not has_gaps:
                 _refuse_changed(path, lines, last_step, head)
+            is_torn = is_clean and bool(lines) and lines[-1][1] is None
+            self.torn_line = len(lines) if is_torn else None
             if not is_clean and not has_gaps:
                 _report(place, path, content, lines, list(kept), last_step)
             self.head = head or chain.head(kept.values())
@@ -136,6 +151,7 @@ class Ledger:
                 place.replace(path.name, text)
                 # Unbuffered: what the disk has once refused must not come again when the file is closed.
                 self._file = place.append(path.name)
+        self._again = Recomputed(lines if compares else (), last_step)
         self._waiting: list[Callable[[], Entry]] = []
         self._written = time.monotonic()
 
@@ -173,6 +189,8 @@ class Ledger:
         extra += f'"evaluations": {entry.evaluations}, ' if entry.evaluations else ""
         line = (_ENTRY % (*entry[:8], extra, self.head)).encode()
         self.head = chain.value_after(self.head, line)
+        if told := self._again.difference(entry.step, line):
+            warn(told)
         return line + b"\n"
 
     def _write(self, text: bytes) -> None:
@@ -194,7 +212,7 @@ class Ledger:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a ledger without the chain, empty if there is none; what follows no entry is ignored."""
     entries: list[dict[str, Any]] = []
-    for _, entry in chain.parse_all(_read(path)):
+    for _, entry in chain.parse_all(read_content(path)):
         if entry is None:
             break
         entry.pop(chain.PREVIOUS, None)
@@ -202,27 +220,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def damaged_from(path: Path) -> int | None:
-    """Return the number, from 1, of the first whole line that is none of ours; None: there is none, or no ledger."""
-    content = _read(path)
-    lines = chain.parse_all(content)
-    whole = len(lines) - (not content.endswith(b"\n"))  # the last one may be on its way
-    return next((number for number, (_, entry) in enumerate(lines[:whole], start=1) if entry is None), None)
-
-
-def changed_line(path: Path, heads: Mapping[int, str]) -> str | None:
-    """Say which line is not the one that was written, by the chain values of steps (`heads`); None: none is."""
-    known = {step: head for step, head in heads.items() if head}
-    found = chain.first_break(chain.parse_all(_read(path)), known)
-    return None if found is None else f"line {found[0]} {found[1]}"
-
-
-def last_step_in(path: Path) -> int:
-    """Return the last step that has a whole line; 0: none."""
-    return max((entry["step"] for _, entry in chain.parse_all(_read(path)) if entry is not None), default=0)
-
-
-def _read(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a ledger, none where there is none; through no link."""
     try:
         with Directory.open(path.parent) as home:
             return home.read(path.name) or b""
@@ -256,16 +255,15 @@ def _report(
     what = "its lines were not in order"
     if missing:
         what = f"{len(missing)} of the steps 1-{last_step} are missing, the first is {missing[0]}"
-    place = ""
+    lost, place = f". {MEND}" if missing else "; the lines are in order now", ""
     entries = [entry for _, entry in lines]
     if None in entries or any(a["step"] >= b["step"] for a, b in itertools.pairwise(filter(None, entries))):
-        names = (f"ledger.damaged-{number}.jsonl" for number in itertools.count(1))
+        names = (f"ledger.damaged-{number}-at-{last_step}.jsonl" for number in itertools.count(1))
         copy = next(name for name in names if home.status(name) is None)
         home.replace(copy, content)
         place = f" The file as it was found is kept as {copy}."
     warnings.warn(
-        f"the ledger {path} is damaged: {what}.{place} The run goes on from its checkpoint with the same "
-        "bits; only comparing its first steps with another run is no longer possible.",
+        f"the ledger {path} is damaged: {what}.{place} The run goes on from its checkpoint with the same bits{lost}.",
         stacklevel=3,
     )
 

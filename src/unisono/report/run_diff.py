@@ -15,7 +15,8 @@ from unisono.data.sampler import ExactSampler
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger, diff, said_now
-from unisono.observe.ledger import damaged_from, hash_samples, read_lines
+from unisono.observe.damage import damaged_from
+from unisono.observe.ledger import hash_samples, read_lines
 from unisono.observe.run_json import read_object
 from unisono.report.run_view import check_run
 

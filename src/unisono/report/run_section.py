@@ -156,6 +156,8 @@ def _findings(run: RunView) -> Iterator[Remark]:
         yield Remark(text=f"Finished after {spell_count(result.get('steps', 0))} steps{why}.", tone="good")
     if run.changed:
         yield Remark(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
+    if run.damage:
+        yield Remark(text=run.damage, tone="alarm")
     for before, after in zip(run.launches, run.launches[1:], strict=False):
         again = before.last_step - after.first_step + 1
         redone = f", {counted(again, 'step')} done again" if again > 0 else ""

@@ -1,6 +1,7 @@
 """A run directory as plain values for the page: its files read once, damage named."""
 
 import itertools
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger
+from unisono.observe.damage import describe_damage
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
 from unisono.scaling.study import STEP_PHASES
 
+_CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
 _CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
 
 
@@ -45,6 +48,7 @@ class RunView:
     phases: list[StepPhases]  #: Records of all launches; a step done twice appears for each.
     launches: list[Launch]  #: In order.
     changed: str | None = None  #: Which line of the ledger is not the one that was written, in words; None: none is.
+    damage: str | None = None  #: Where the ledger is damaged or cut off, and what to do, in words; None: nowhere.
 
     @property
     def losses(self) -> list[tuple[float, float]]:
@@ -176,12 +180,23 @@ def read_run(path: Path) -> RunView:
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
             result=files["result"], ledger=read_lines(path / "ledger.jsonl"),
             logged=read_lines(path / "metrics.jsonl"), phases=phases, launches=list(_launches(phases)),
-            changed=changed_ledger(path, files["result"]),
+            changed=changed_ledger(path, files["result"]), damage=ledger_damage(path),
         )  # fmt: skip
         view.losses, view.metrics(), view.throughput()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
         raise ConfigError(f"{path} holds files that no run writes: {error!r}. Hint: train again.") from error
     return view
+
+
+def newest_checkpoint(path: Path) -> int:
+    """Return the step of the newest checkpoint of a run directory, by its name; 0: there is none."""
+    names = (_CHECKPOINT.fullmatch(file.name) for file in (path / "checkpoints").glob("step-*"))
+    return max((int(match[1]) for match in names if match), default=0)
+
+
+def ledger_damage(path: Path) -> str | None:
+    """Return where the ledger of a run that nobody trains is damaged or cut off, and what to do; None: nowhere."""
+    return describe_damage(path / "ledger.jsonl", newest_checkpoint(path))
 
 
 def _launches(phases: list[StepPhases]) -> Iterator[Launch]:

@@ -27,6 +27,7 @@ class StrategyOptions:
     implementation: ClassVar[str] = ""  #: Module and class that do the work.
     #: Whether the bits depend on the score alone; otherwise the number of ranks decides too.
     is_exact: ClassVar[bool] = False
+    is_repeatable: ClassVar[bool] = True  #: Whether the same launch has the same bits once more.
     #: Whether ranks must be processes of torch.distributed, not threads of `run_ranks`.
     needs_processes: ClassVar[bool] = False
     most_ranks: ClassVar[int | None] = None  #: The largest useful world, None for no limit.

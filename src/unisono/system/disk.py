@@ -1,6 +1,7 @@
 """Words for a disk that will not take more: what was to be written where, how much room it needs and there is."""
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,26 @@ def room(directory: Path, needed: int | None = None) -> str:
     return f"{_size(free)} free" if needed is None else f"{_size(needed)} needed, {_size(free)} free"
 
 
+def is_lasting(error: BaseException) -> bool:
+    """Whether an error comes again until somebody has made room, made the disk writable, or seen to what is damaged."""
+    if isinstance(error, CheckpointError):
+        return error.is_final
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def way_on(checkpoints: Path) -> str:
+    """Return what a run that could not write goes on from, and the hint."""
+    if any(checkpoints.glob("step-*")):
+        return (
+            "The committed checkpoints are untouched. Hint: mend the cause (free some space) and repeat the command; "
+            "it resumes from the newest of them."
+        )
+    return (
+        "No checkpoint has been written. Hint: mend the cause (free some space, or choose another --out) and repeat "
+        "the command; it starts from the beginning."
+    )
+
+
 @contextlib.contextmanager
 def explained(path: Path, needed: int | None = None) -> Iterator[None]:
     """Turn an `OSError` of writing a run's file into one that names it, the room on its disk and the way on."""
@@ -22,10 +43,11 @@ def explained(path: Path, needed: int | None = None) -> Iterator[None]:
     except CheckpointError:
         raise
     except OSError as error:
+        place = path if path.is_dir() else path.parent
         raise CheckpointError(
-            f"could not write {path}: {error.strerror or error} ({room(path.parent, needed)}). The committed "
-            "checkpoints are untouched. Hint: mend the cause (free some space, or choose another --out) and repeat the "
-            "command; it resumes from the newest of them."
+            f"could not write {path}: {error.strerror or error} ({room(path.parent, needed)}). "
+            f"{way_on(place / 'checkpoints')}",
+            is_final=is_lasting(error),
         ) from error
 
 

@@ -207,6 +207,7 @@ class Run(RunState):
         environment = parts.compare(self.strategy, setting, threads=self.threads, witness=self._joined.witness)
         self.first_look.at_parts(parts, self.seed)
         self._record.check_environment(environment, allow_drift=self._allow_drift)
+        self._record.ledgers.compares = self.strategy.is_repeatable and self.world.is_leader and not self._allow_drift
         parts.strategy = build(self.strategy, model, optimizer, setting)
         kind = Stepper if self.world.examine is None else functools.partial(Examined, examine=self.world.examine)
         self._stepper = kind(

@@ -12,6 +12,7 @@ from unisono.cli.main import unisono as command
 from unisono.cli.past.audit import _lines
 from unisono.errors import ConfigError
 from unisono.experiments.past.audit import audit, chance, cut, draw
+from unisono.observe.ledger import Ledger
 
 
 @once
@@ -107,6 +108,21 @@ def test_files_that_contradict_each_other(run, forge, said):
     found = audit(str(run), segments=0)
     assert not found.is_passed
     assert any(said in line for line in found.problems), found.problems
+
+
+def test_a_line_that_was_damaged_before_a_resume(honest, run):
+    """It is named, with the resume; the ledger of an equal run mends it."""
+    ledger = run / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join([*lines[:6], b"rubbish\n", *lines[7:]]))
+    assert f"the ledger: line 7 of {ledger} is damaged" in audit(str(run), segments=0).problems[0]
+    with pytest.warns(UserWarning, match=r"the first is 7\. .* Hint: put back a copy of the file"):
+        Ledger(ledger, 15).close()
+    (told,) = audit(str(run), segments=0).problems
+    assert "has no line of step 7, which was damaged before the resume after step 15: see " in told
+    assert "an equal run" in told
+    shutil.copy(honest / "ledger.jsonl", ledger)
+    assert audit(str(run), segments=0).problems == []
 
 
 def test_what_was_published_counts(honest, run):

@@ -2,13 +2,14 @@
 
 import argparse
 import contextlib
+import errno
 import functools
 import io
 
 import pytest
 import torch
 
-from unisono.errors import DataError, PeerLost
+from unisono.errors import CheckpointError, ConfigError, DataError, PeerLost
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.supervision.failure import FailureReport, WorkerExit, describe, find_root, load_reports
 
@@ -89,6 +90,24 @@ def test_the_place_is_one_to_look_at():
 def test_secondary(error, expected):
     """What the loss of a peer looks like is told from a failure of one's own."""
     assert report_of(raising(error)).is_secondary is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EROFS, "Read-only file system"), True),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (CheckpointError("none of the 2 checkpoints can be trusted", is_final=True), True),
+        (CheckpointError("the checkpoint is not committed"), False),
+        (ConfigError("expected 1"), True),
+        (ValueError("boom"), False),
+    ],
+    ids=str,
+)
+def test_what_a_restart_cannot_mend(error, expected):
+    """A full disk and damage to all checkpoints come again; another error of a disk may not."""
+    assert report_of(raising(error)).is_final is expected
 
 
 def test_secondary_behind_another_error():

@@ -137,7 +137,16 @@ def test_why_it_is_off_where_nobody_has_asked_for_it():
         launcher.live.heard(Told(rank, {"open": False, "why": "the strategy is ddp"}))
     assert launcher.said == []
     assert launcher.dies(1) == "the strategy is ddp"
-    assert launcher.said == ["The other workers cannot go on without it: the strategy is ddp."]
+    told = "rank 1 was killed by SIGKILL in step 4; the other workers cannot go on without it: the strategy is ddp."
+    assert launcher.said == [told]
+
+
+def test_a_death_before_the_first_step():
+    """Who has died is said first, then why nobody goes on."""
+    launcher = Launcher(is_open=False)
+    why = launcher.dies(1, place=(0, -1))
+    assert why == "not all workers had begun their steps"
+    assert launcher.said == [f"rank 1 was killed by SIGKILL; the other workers cannot go on without it: {why}."]
 
 
 def grown(launcher, number=3, epoch=1):

@@ -40,8 +40,27 @@ def test_the_budget_counts_restarts_without_progress():
     assert isinstance(decision, GiveUp)
     assert decision.reason == (
         "2 restarts in a row made no progress (--max-restarts); the last attempt ended in step 5, replica 3 "
-        "(samples 7, 8). Hint: the run resumes from its last checkpoint once the cause is removed."
+        "(samples 7, 8). Hint: remove the cause; the same command starts from the beginning: no checkpoint has been "
+        "written."
     )
+
+
+def test_from_where_workers_start_again():
+    """A checkpoint that any attempt has told of counts; who ends before the first step knows of none, and says so."""
+    rule = Restarts(9, 1)
+    rule.judge(ending(step=0, done=0))
+    assert rule.start == "from the last checkpoint, if there is one"
+    rule.judge(ending(step=1, done=0))
+    assert rule.start == "from the beginning: no checkpoint has been written"
+    rule.judge(ending(step=5, done=4))
+    rule.judge(ending(step=0, done=0))
+    assert rule.start == "from the beginning: no checkpoint has been written"
+    rule.judge(ending(step=7, done=6, saved=4))
+    rule.judge(ending(step=0, done=0))
+    assert rule.start == "from the last checkpoint"
+    part = Restarts(9, 1, sees_all=False)
+    part.judge(ending(step=5, done=4))
+    assert part.start == "from the last checkpoint, if there is one"
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,9 @@ def test_what_a_killed_run_says(tmp_path):
     (path / "run.lock").write_text(json.dumps({"host": "", "boot_id": boot_id(), "pid": 2**22 + 1, "start_ticks": 1}))
     for each, is_told in ((path, True), (make_run(tmp_path / "other"), False)):
         text = shown([WatchedRun(each)], 80)
-        assert ("not finished: the same command goes on from its last checkpoint" in text) is is_told
+        assert ("not finished, no checkpoint: the same command starts from the beginning" in text) is is_told
+    (path / "checkpoints" / "step-00000040.0123abcd").mkdir(parents=True)
+    assert "not finished: the same command goes on after step 40" in shown([WatchedRun(path)], 80)
 
 
 def test_hostile_names(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from report.made_runs import make_run
 from unisono.errors import ConfigError
+from unisono.report.watch.screen import _events
 from unisono.report.watch.state import MOST_POINTS, WatchedRun
 from unisono.system.processes import boot_id, look_at
 
@@ -43,6 +44,23 @@ def test_it_grows(tmp_path):
         ledger.write(json.dumps(line) + "\nrubbish\n" + '{"step": 62')
     assert run.poll()
     assert (run.step, run.epoch, run.losses[-1], run.num_damaged) == (61, 2, (61, 0.5), 1)
+
+
+def test_a_damaged_ledger(tmp_path):
+    """A cut last line is told, with what to do, once nobody writes it any more; a change is seen at the next look."""
+    path = make_run(tmp_path / "run", result=False)
+    (path / "run.lock").write_text(holder(os.getpid()))
+    whole = (path / "ledger.jsonl").read_text()
+    (path / "ledger.jsonl").write_text(whole + '{"step": 61, "ep')
+    (path / "checkpoints" / "step-00000040.0123abcd").mkdir(parents=True)
+    run = WatchedRun(path)
+    assert (run.state, run.damage()) == ("training", None)
+    (path / "run.lock").write_text(holder(2**22 + 1))
+    assert "breaks off within line 61" in run.facts()["damage"]
+    assert "goes on after the checkpoint of step 40" in run.damage()
+    assert any("breaks off within line 61" in line for line in _events(run))
+    (path / "ledger.jsonl").write_text(whole)
+    assert run.damage() is None
 
 
 def test_how_it_ended(tmp_path):

@@ -4,6 +4,7 @@ The threads here are held by events, never by time.
 """
 
 import ctypes
+import errno
 import json
 import threading
 import warnings
@@ -12,13 +13,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from unisono.checkpoint import staging, store
+from unisono.checkpoint import saver, staging, store
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.collectives.loopback import LoopbackTransport, run_ranks
 from unisono.determinism.switches import address_of, checksum
 from unisono.errors import CheckpointError, UnisonoError
+from unisono.system.directory import Directory
 from unisono.train.run_directory.checkpoints import Checkpoints
 
 RUN = "r" * 32
@@ -228,6 +230,23 @@ def test_a_rank_that_cannot_write_its_share(tmp_path):
     assert not list(tmp_path.glob(".step*"))
 
 
+@pytest.mark.parametrize(("code", "is_final"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_the_leader_hears_whether_a_restart_may_help(tmp_path, monkeypatch, code, is_final):
+    """Another rank's full disk is as final for the leader as for that rank."""
+
+    def fails(*_):
+        raise OSError(code, "has failed")
+
+    monkeypatch.setattr(saver, "write_share", fails)
+    with Directory.open(tmp_path) as home:
+        draft = store.begin(home, 2, 0)
+        with pytest.raises(OSError, match="has failed"):
+            saver.leave_receipt(draft, 1, {})
+        with pytest.raises(CheckpointError, match=r"rank 1 could not write its share of step 2: .*has failed") as heard:
+            saver.collect_receipts(draft, range(1, 2), lambda: False)
+    assert heard.value.is_final is is_final
+
+
 def test_a_rank_that_is_gone_is_not_waited_for(tmp_path, monkeypatch):
     """Closing a run whose other ranks have left does not wait for their shares for ever; nothing is committed."""
     monkeypatch.setattr("unisono.checkpoint.saver._GRACE_S", 0.1)
@@ -353,6 +372,16 @@ def test_memory_is_reserved_beside_the_training(tmp_path, monkeypatch):
     held = checkpoints._staging.num_bytes
     assert held == staging.bytes_of(state_of(1).tensors)
     checkpoints.close()
+
+
+def test_a_commit_is_told_at_once(toy, tmp_path):
+    """The launcher knows of a checkpoint that is committed within a step, although a kill may come in that step."""
+    with toy.run(out=tmp_path, checkpoint_every=2) as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=12), max_steps=3):
+            if batch.step == 3:
+                run._record.checkpoints._saver.wait()
+                assert run._link._saved == 2
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
 
 
 def test_the_latest_is_named(tmp_path):

@@ -67,6 +67,26 @@ def test_resume(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
+def test_a_ledger_that_broke_off_is_told(tmp_path, capsys):
+    """A resume says that it writes a cut last line again; one that finds whole lines says nothing."""
+    record = alone(tmp_path)
+    record.resume({})
+    for step in (1, 2, 3):
+        record.append(lambda step=step: entry(step))
+        if step == 2:
+            record.checkpoints.save(2, lambda: state(2), ledger_head=record.ledgers.flush())
+    record.close()
+    for torn, told in ((b"", ""), (b'{"step": 4', "held a ledger that broke off within line 4; it is written again")):
+        with (tmp_path / "ledger.jsonl").open("ab") as file:
+            file.write(torn)
+        again = alone(tmp_path)
+        again.resume({})
+        again.append(lambda: entry(3))
+        again.close()
+        said = capsys.readouterr().err
+        assert (told in said, bool(said)) == (True, bool(told)), said
+
+
 def test_all_ranks_hear_the_leader(tmp_path):
     """Every rank gets the leader's step and state, though only the leader writes."""
     first = alone(tmp_path)

@@ -19,7 +19,8 @@ from unisono.errors import CheckpointError, ConfigError, WorkerFailed
 from unisono.experiments.past.replay import read_score, recompute, step_of
 from unisono.experiments.trials import Tell, silent
 from unisono.observe.compare import diff
-from unisono.observe.ledger import changed_line, damaged_from, read_lines
+from unisono.observe.damage import changed_line, describe_damage
+from unisono.observe.ledger import read_lines
 from unisono.observe.run_json import read_object
 from unisono.system.directory import Directory
 from unisono.train.run_directory.commitment import FILE_NAME, describe_commitment, is_whole
@@ -152,8 +153,8 @@ def _problems(home: Path, result: dict[str, Any], there: dict[str, Any], publish
     told = []
     ledger, steps = home / "ledger.jsonl", result["steps"]
     lines = read_lines(ledger)
-    if (number := damaged_from(ledger)) is not None:
-        told.append(f"the ledger: line {number} is damaged")
+    if (damage := describe_damage(ledger, steps)) is not None:
+        told.append(f"the ledger: {damage}")
     elif [line["step"] for line in lines] != list(range(1, steps + 1)):
         told.append(f"the ledger: it has {len(lines)} steps, the result has {steps}")
     elif changed := changed_line(ledger, {steps: str(result.get("ledger_head"))}):

@@ -17,7 +17,8 @@ from unisono.experiments.trials import Tell, run_script, silent
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import ScriptTarget, check_target, resolve_workers
 from unisono.observe.chain import parse_all
-from unisono.observe.ledger import damaged_from, read_lines
+from unisono.observe.damage import damaged_from
+from unisono.observe.ledger import read_lines
 from unisono.observe.run_json import object_in, read_object
 from unisono.strategies.catalog import CATALOG
 from unisono.system.directory import Directory

@@ -17,6 +17,7 @@ from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.engines.following import write_to_stdout
 from unisono.launchers.engines.ray_job import RayJob
 from unisono.launchers.engines.ray_places import RankPlace, assign
+from unisono.launchers.supervision.restarts import ANYWHERE
 from unisono.store.secret import given_secret, new_secret
 from unisono.system.messages import tell
 
@@ -57,7 +58,7 @@ def run_on_ray(job: RayJob) -> int:
         for restart in range(1, job.max_restarts + 1):
             if code in _FINAL_CODES or code > 128 + signal.SIGKILL:
                 break
-            tell(f"Restart {restart} of {job.max_restarts} from the last checkpoint.")
+            tell(f"Restart {restart} of {job.max_restarts} {ANYWHERE}.")
             code = _attempt(ray, job)
         return code
     finally:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, UnisonoError, WorldError
+from unisono.system.disk import is_lasting
 from unisono.system.files import replace_file
 from unisono.system.hints import of_a_float
 
@@ -28,7 +29,7 @@ _STARTUP_FILES = re.compile(
     r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]worker[/\\]child)\.py"
 )
 
-# The same program on the same data raises them again: a restart would only repeat them.
+# The same program on the same data raises them again, as it does with a full disk: a restart would only repeat them.
 _FINAL = (ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldError, SyntaxError)
 
 _LOST_PEER_TYPES = frozenset({"LeaderFailed", "PeerLost", "DistBackendError", "DistNetworkError", "DistStoreError"})
@@ -77,7 +78,7 @@ class FailureReport:
             is_unisono=isinstance(error, UnisonoError),
             is_secondary=any(map(_blames_peer, _chain(error))),
             is_config=isinstance(error, ConfigError),
-            is_final=isinstance(error, _FINAL),
+            is_final=isinstance(error, _FINAL) or is_lasting(error),
             exit_code=exit_code,
             time_s=time.monotonic(),
         )

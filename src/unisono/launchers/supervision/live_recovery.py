@@ -57,6 +57,7 @@ class LiveRecovery(HasGuests):
         self._deadline = self._lost_s = 0.0
         self._pending: set[int] = set()
         self._places: dict[int, tuple[int, int]] = {}  # of deaths, by rank
+        self._dead = ""  # who has just died, and how, until that is said
         self.excluded: set[int] = set()
 
     @property
@@ -180,6 +181,7 @@ class LiveRecovery(HasGuests):
             self._replace(rank, ending)
             return ""
         others = [member for member in self._members.active if member != rank]
+        self._dead = f"rank {rank} {ending.what}" + (f" in step {ending.step}" if ending.step > 0 else "")
         if ending.error and not is_new:
             # The same error would come to every rank that takes over.
             return self._leave("it ended by an error of its own", is_told=False)
@@ -192,16 +194,16 @@ class LiveRecovery(HasGuests):
         self._pending.add(rank)
         self._deadline = time.monotonic() + _GATHER_S
         reason = self._do(self._members.died(rank))
+        what, self._dead = self._dead, ""
         if not reason and is_new:
             self._replace(rank, ending)
         elif not reason:
             self._lost_s = time.monotonic()
-            self._go_on(len(others), rank, ending)
+            self._go_on(len(others), rank, ending, what)
         return reason or self._invite()
 
-    def _go_on(self, others: int, rank: int, ending: Ending) -> None:
+    def _go_on(self, others: int, rank: int, ending: Ending, what: str) -> None:
         """Say who goes on without a member that has died, and let another one be started where anybody does."""
-        what = f"rank {rank} {ending.what}" + (f" in step {ending.step}" if ending.step >= 0 else "")
         if others == 0:
             self._tell(f"{what}; the others had finished their steps.")
             self.dismiss()
@@ -289,7 +291,8 @@ class LiveRecovery(HasGuests):
             if isinstance(order, Leave):
                 reason = order.reason
                 if is_told:
-                    self._tell(f"The other workers cannot go on without it: {reason}.")
+                    who = f"{self._dead}; the" if self._dead else "The"
+                    self._tell(f"{who} other workers cannot go on without it: {reason}.")
             released = order.released if isinstance(order, Halt) else ()
             for rank in (*self._members.members, *released):
                 self._send(rank, _message_of(order))

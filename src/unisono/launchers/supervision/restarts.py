@@ -9,6 +9,8 @@ from typing import final
 
 _SLOT_FAILURES = 2
 _NUM_SHOWN = 16
+ANYWHERE = "from the last checkpoint, if there is one"
+"""From where workers start again, where nobody knows whether anything was saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +58,9 @@ class Restarts:
     max_restarts: int
     workers: int
     slots: tuple[int, ...] = ()
+    sees_all: bool = (
+        True  #: Whether the endings tell what all workers have said, not only those of one of several hosts.
+    )
     num_restarts: int = 0
     num_without_progress: int = 0
     _best: tuple[int, int] = (0, 0)
@@ -86,12 +91,23 @@ class Restarts:
         if self.num_without_progress > self.max_restarts:
             return GiveUp(
                 f"{self.max_restarts} restarts in a row made no progress (--max-restarts); the last attempt ended "
-                f"{_place(ending)}{_samples(ending)}. Hint: the run resumes from its last checkpoint once the cause is "
-                "removed."
+                f"{_place(ending)}{_samples(ending)}. Hint: remove the cause; the same command starts {self.start}."
             )
         self.num_restarts += 1
         dropped = self._drop(ending)
         return Again(self.slots, dropped)
+
+    @property
+    def start(self) -> str:
+        """From where the workers start again, in words; what the attempts judged so far have told is all that is known.
+
+        One that ends before its first step says nothing of checkpoints that earlier launches have left; nor do workers
+        of a host other than the leader's say what the leader has saved.
+        """
+        if self._best[1]:
+            return "from the last checkpoint"
+        has_begun = self.sees_all and (self._best[0] or (self._last is not None and self._last.step))
+        return "from the beginning: no checkpoint has been written" if has_begun else ANYWHERE
 
     def _drop(self, ending: Ending) -> int | None:
         """Give up the slot that has failed too often, if it is the slot's fault for all we know; returns it."""

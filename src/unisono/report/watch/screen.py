@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from unisono.report.run_view import newest_checkpoint
 from unisono.report.watch.state import RankState, WatchedRun, plain
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
@@ -169,7 +170,11 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     if facts["state"] in {"finished", "stopped"}:
         yield from _packed(_ended(run), width)
     if facts["state"] == "ended":
-        yield "not finished: the same command goes on from its last checkpoint"
+        saved = newest_checkpoint(run.path)
+        if saved:
+            yield f"not finished: the same command goes on after step {saved}"
+        else:
+            yield "not finished, no checkpoint: the same command starts from the beginning"
 
 
 def _ended(run: WatchedRun) -> Iterator[str]:
@@ -241,5 +246,7 @@ def _events(run: WatchedRun) -> Iterator[str]:
         yield f"rank {number} is gone; the last step it has written is {run.ranks[number].step}"
     for number in run.joined():
         yield f"rank {number} has joined in step {run.ranks[number].first}"
+    if damage := run.damage():
+        yield plain(damage)
     if run.num_damaged:
         yield f"{counted(run.num_damaged, 'line')} that no run writes"

@@ -15,7 +15,7 @@ from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
-from unisono.report.run_view import check_run
+from unisono.report.run_view import check_run, ledger_damage
 from unisono.system.processes import boot_id, look_at
 
 MOST_POINTS = 2000
@@ -88,6 +88,7 @@ class WatchedRun:
         self.launches: list[tuple[int, int, int, int]] = []
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
         self.num_steps: int | None = None
+        self._looked_at, self._damage = (-1, -1), None  # type: tuple[int, int], str | None
         self.poll()
 
     def poll(self) -> bool:
@@ -257,8 +258,21 @@ class WatchedRun:
             "epoch": self.epoch + 1, "loss": self.losses[-1][1] if self.losses else None, "metrics": self.metrics,
             "samples_per_s": self.samples_per_s, "eta_s": self.eta_s, "workers": len(live), "lost": self.lost(),
             "slowest": self.slowest(), "launches": len(self.launches), "disk_free_bytes": free,
-            "leader_memory_bytes": self._memory(), "phases_s": {str(n): r.phases() for n, r in live.items()},
+            "damage": self.damage(), "leader_memory_bytes": self._memory(),
+            "phases_s": {str(n): r.phases() for n, r in live.items()},
         }  # fmt: skip
+
+    def damage(self) -> str | None:
+        """Return where the ledger is damaged or cut off, and what to do; None: nowhere, or it is being written."""
+        if self.state in {"training", "starting"}:
+            return None
+        try:
+            found = (self.path / "ledger.jsonl").stat()
+        except FileNotFoundError:
+            return None
+        if self._looked_at != (found.st_size, found.st_mtime_ns):
+            self._looked_at, self._damage = (found.st_size, found.st_mtime_ns), ledger_damage(self.path)
+        return self._damage
 
     def _memory(self) -> int | None:
         """Return the memory of the process that holds the directory: the leader, where it runs on this machine."""

@@ -56,6 +56,7 @@ class AsyncPSOptions(PSOptions):
     name: ClassVar[str] = "ps_async"
     summary: ClassVar[str] = "asynchronous parameter server with a bound on staleness"
     implementation: ClassVar[str] = "servers.async_server:AsyncParameterServer"
+    is_repeatable: ClassVar[bool] = False
     scored: ClassVar[tuple[str, ...]] = ("max_staleness",)
     needs_processes: ClassVar[bool] = True
     scales_losses: ClassVar[bool] = False

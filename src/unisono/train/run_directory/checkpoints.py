@@ -38,6 +38,7 @@ class Checkpoints:
         run: The run directory, held open; None: `directory` is reached by its path.
         facts: What the next checkpoint belongs to; set by the leader once the run is open.
         before_write: Called by a keeper, in its thread, before anything is written: puts the ledger on the disk.
+        committed: Called by a keeper, in its thread, with the step of each checkpoint that is committed.
         guard: Asked just before a commit; raises where another launch has taken over the directory.
         committed_step: Step of the checkpoint that was loaded or that this rank has committed last, 0 for none.
         is_shared: Whether all ranks see this directory; else one rank of each host keeps whole checkpoints.
@@ -56,6 +57,7 @@ class Checkpoints:
         self.run: Directory | None = None
         self.facts = Facts()
         self.before_write: Callable[[], None] = lambda: None
+        self.committed: Callable[[int], object] = bool
         self.guard: store.Guard | None = None
         self.is_shared, self.is_keeper = True, transport.rank == 0
         self.committed_step, self._begun, self._before = 0, (0, ""), 0  # last save: step, name; the step before
@@ -179,20 +181,15 @@ class Checkpoints:
         if not self.is_keeper:
             return lambda _: None
         self.before_write()
-        home, own = self.opened(), replace(self.facts, **facts)
-        draft, files = store.prepare(home, step, state())
+        own = replace(self.facts, **facts)
+        end = saver.write_alone(self.opened(), step, state(), own, self._policy, self.guard)
 
-        def end(is_kept: bool) -> None:
-            try:
-                if is_kept:
-                    store.commit(draft, files, own, self.guard)
-                    self.facts = replace(self.facts, parent_step=step)
-            finally:
-                store.discard(draft)  # nothing is left where it was committed
+        def decide(is_kept: bool) -> None:  # noqa: FBT001
+            end(is_kept)
             if is_kept:
-                store.settle(home, draft.name, self._policy)
+                self.facts = replace(self.facts, parent_step=step)
 
-        return end
+        return decide
 
     def settle(self) -> None:
         """Return when the last checkpoint is committed and verified; `CheckpointError` if that failed; collective."""
@@ -312,6 +309,7 @@ class Checkpoints:
                 return
             store.commit(draft, files | theirs, facts, self.guard)
             self.committed_step = draft.step
+            self.committed(draft.step)
         except BaseException:
             store.discard(draft)
             raise

@@ -15,11 +15,12 @@ class Ledgers:
 
     Attributes:
         metrics: What the program records.
+        compares: Whether a step that is computed again must be what it was, and is compared.
     """
 
     def __init__(self, *, keeps_detail: bool) -> None:
         self.keeps_detail = keeps_detail
-        self.metrics = MetricLines()
+        self.metrics, self.compares = MetricLines(), False
         self._ledger: Ledger | None = None
         self._detail: Ledger | None = None
         self._unwritten: Unwritten | None = None
@@ -30,9 +31,11 @@ class Ledgers:
         """Of the files."""
         return ["ledger.jsonl", NAME, *(["detail.jsonl"] if self.keeps_detail else [])]
 
-    def open(self, home: Directory, step: int, head: str) -> None:
-        """Write from now on; entries after `step` are cut off, `head` is the chain value there."""
-        self._ledger = Ledger(home.path / "ledger.jsonl", step, head=head, home=home)
+    def open(self, home: Directory, step: int, head: str, tell: Callable[[str], None]) -> None:
+        """Write from now on; entries after `step` are cut off, `head` is the chain value there; `tell` of damage."""
+        self._ledger = Ledger(home.path / "ledger.jsonl", step, head=head, home=home, compares=self.compares)
+        if (line := self._ledger.torn_line) is not None:
+            tell(f"held a ledger that broke off within line {line}; it is written again from step {step + 1} on")
         self.metrics.open(home, step)
         if self.keeps_detail:
             self._detail = Ledger(home.path / "detail.jsonl", step, has_gaps=True, home=home)

@@ -164,7 +164,7 @@ class RunRecord:
         told_launches = int(self.spent.get("launches", 0)) + 1
         self.launches = self.fencing_token if self.fencing_token < _FROM_A_CLOCK else told_launches
         if newest["name"] == "" and (whys := [why for found in told if found for why in found["hopeless"]]):
-            raise CheckpointError(whys[0])
+            raise CheckpointError(whys[0], is_final=True)
         step, state = self._load(run, newest["name"], newest["sha256"]) if newest["name"] else (0, None)
         self.checkpoints.facts = Facts(
             run=run,
@@ -177,7 +177,7 @@ class RunRecord:
         home = self._files.directory
         if not self._directories.is_shared:
             bring_files(self.transport, self._home, home, self.ledgers.names, is_kept=self._keeps)
-        ranks_say(self.transport, self._keeps, lambda: self.ledgers.open(home, step, newest["head"]))
+        ranks_say(self.transport, self._keeps, lambda: self.ledgers.open(home, step, newest["head"], self.tell))
         self.checkpoints.before_write = self.ledgers.sync
         if self.expects_deaths and not self._keeps:
             self.ledgers.stand_by(home, step)

@@ -9,7 +9,7 @@ from unisono.checkpoint.manifest import read_manifest
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.checkpoint.store import choose_removed, list_steps, newest_valid, remove, verify
 from unisono.errors import CheckpointError, ConfigError
-from unisono.observe.ledger import changed_line, damaged_from, last_step_in
+from unisono.observe.damage import changed_line, damaged_from, last_step_in
 from unisono.system.directory import Directory
 
 Tell = Callable[[str], None]

@@ -105,6 +105,8 @@ class Joined:
         self.claim = claim(self.transport, world.run_dir, out)
         self.record = RunRecord(self.claim.directory, self.transport, checkpoints, detail=detail, joins=world.joins)
         self.claim.record = self.record
+        if self.record.checkpoints is not None:
+            self.record.checkpoints.committed = self.link.saved  # at once: a kill may come before the step ends
 
     def recorded(self, replicas: int | None, threads: int | None) -> tuple[int, int]:
         """Return replicas and threads: those that are asked for, else the recorded run's, else the launcher's."""

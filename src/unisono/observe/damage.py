@@ -1,0 +1,58 @@
+"""What is wrong with a ledger that nobody writes now: lines damaged, lost, cut off or changed (reads files)."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from unisono.observe import chain
+from unisono.observe.ledger import MEND, SET_ASIDE, read_content
+
+
+def damaged_from(path: Path) -> int | None:
+    """Return the number, from 1, of the first whole line that is none of ours; None: there is none, or no ledger."""
+    content = read_content(path)
+    lines = chain.parse_all(content)
+    whole = len(lines) - (not content.endswith(b"\n"))  # the last one may be on its way
+    return next((number for number, (_, entry) in enumerate(lines[:whole], start=1) if entry is None), None)
+
+
+def changed_line(path: Path, heads: Mapping[int, str]) -> str | None:
+    """Say which line is not the one that was written, by the chain values of steps (`heads`); None: none is."""
+    known = {step: head for step, head in heads.items() if head}
+    found = chain.first_break(chain.parse_all(read_content(path)), known)
+    return None if found is None else f"line {found[0]} {found[1]}"
+
+
+def last_step_in(path: Path) -> int:
+    """Return the last step that has a whole line; 0: none."""
+    return max((entry["step"] for _, entry in chain.parse_all(read_content(path)) if entry is not None), default=0)
+
+
+def describe_damage(path: Path, saved: int) -> str | None:
+    """Say where a ledger is damaged, what that means and what to do; None: nowhere, as far as one can see.
+
+    Args:
+        path: Of the ledger.
+        saved: Step of the newest checkpoint; 0: there is none.
+    """
+    lines = chain.parse_all(read_content(path))
+    step, number = 1, 0
+    for number, (_, entry) in enumerate(lines, start=1):
+        if entry is None and number == len(lines) and step > saved:
+            start = f"after the checkpoint of step {saved}" if saved else "from the beginning"
+            return (
+                f"{path} breaks off within line {number}, as after a power cut: step {step} is missing. The same "
+                f"command goes on {start}, and writes it again."
+            )
+        if entry is None:
+            return f"line {number} of {path} is damaged: what it said of step {step} is lost. {MEND}."
+        if entry["step"] > step:
+            break
+        step = max(step, entry["step"] + 1)
+    else:
+        if step > saved:
+            return None
+    found = ((re.fullmatch(SET_ASIDE, file.name), file) for file in path.parent.glob("ledger.damaged-*"))
+    copies = sorted((int(match[1]), file) for match, file in found if match and int(match[1]) >= step)
+    why = f", which was damaged before the resume after step {copies[0][0]}: see {copies[0][1]}" if copies else ""
+    return f"{path} has no line of step {step}{why}. {MEND}."
