@@ -305,8 +305,7 @@ def _state_values(data: bytes) -> dict[str, Any]:
 
 def _add_new(names: set[str], more: Iterable[str], file: Path) -> None:
     """Add the names of a shard's tensors to those of the shards before it."""
-    new = set(more)
-    if twice := names & new:
+    if twice := names & (new := set(more)):
         raise CheckpointError(f"{file} holds {printable(min(twice))!r} once more.")
     names |= new
 
