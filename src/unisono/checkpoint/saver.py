@@ -106,7 +106,7 @@ def write_alone(
     """Write a checkpoint from one process; return what commits it, with True, or drops it; see `store.write`."""
     draft, files = store.prepare(home, step, state)
 
-    def end(is_kept: bool) -> None:  # noqa: FBT001
+    def end(is_kept: bool) -> None:
         try:
             if is_kept:
                 store.commit(draft, files, facts, guard)

@@ -184,7 +184,7 @@ class Checkpoints:
         own = replace(self.facts, **facts)
         end = saver.write_alone(self.opened(), step, state(), own, self._policy, self.guard)
 
-        def decide(is_kept: bool) -> None:  # noqa: FBT001
+        def decide(is_kept: bool) -> None:
             end(is_kept)
             if is_kept:
                 self.facts = replace(self.facts, parent_step=step)
