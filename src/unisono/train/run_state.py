@@ -52,6 +52,7 @@ class RunState(AnswersNames):
     _registered: dict[str, Any]
     _stepper: Stepper | None
 
+    @answers_keywords
     def load_weights(self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True) -> Loaded:
         """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
 
