@@ -117,4 +117,5 @@ def warn(text: str) -> None:
     level, frame = 1, sys._getframe(0)
     while frame.f_code.co_filename.startswith(_OURS) and isinstance(frame.f_back, FrameType):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    is_recipe = frame.f_code.co_filename.startswith("<frozen ")  # whose program is ours, started as a module
+    warnings.warn(text, stacklevel=level - is_recipe)
