@@ -50,6 +50,33 @@ MICRO_BATCHES = {
     "float64": ({"x": X.astype("float64")}, SHAPES.format(x="float64", y="int64"), "images.astype('float32')"),
     "uint8": ({"x": X.astype("uint8")}, "x uint8 (4, 4) from 0 to 0", "images.astype('float32') / 255"),
     "float targets": ({"y": Y.astype("float32")}, "y float32 (4,)", "labels.astype('int64')"),
+    "no class dimension": (
+        {"loss": lambda made, micro: F.cross_entropy(made[0](micro.x)[:, 0], micro.y)},
+        "",
+        "the model's outputs are (samples, classes), not (samples,).",
+    ),
+    "a class too many": (
+        {"loss": lambda made, micro: (made[0](micro.x) - micro.y).square().mean()},
+        "",
+        "outputs and targets need one shape, (n,) or (n, k) both",
+    ),
+    "no probabilities": (
+        {"loss": lambda made, micro: F.binary_cross_entropy(made[0](micro.x)[:, 0] + 9, micro.y.float())},
+        "",
+        "binary_cross_entropy_with_logits(model(micro.x), target)",
+    ),
+    "a column": (
+        {"loss": lambda made, micro: F.binary_cross_entropy(made[0](micro.x)[:, :1].sigmoid(), micro.y.float())},
+        "",
+        "model(micro.x).squeeze(1)",
+    ),
+    "nn.CrossEntropyLoss(x, y)": (
+        {"loss": lambda made, micro: nn.CrossEntropyLoss(made[0](micro.x), micro.y)},
+        "",
+        "nn.CrossEntropyLoss()(model(micro.x), micro.y)",
+    ),
+    "cast in the loss": ({"loss": lambda made, micro: made[0](micro.x.long()).sum()}, "", ".float() in the loss, or"),
+    ".numpy()": ({"loss": lambda made, micro: made[0](micro.x.numpy()).sum()}, "", "leave .numpy() out"),
     "too few classes": ({"width": 1}, "y int64 (4,) from ", "the model needs one output for each"),
     "model = prepare()": ({"loss": lambda made, micro: made(micro.x)}, "", "model, optimizer = run.prepare("),
     "micro['x']": (
