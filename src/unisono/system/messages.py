@@ -12,6 +12,7 @@ from types import FrameType, FunctionType, TracebackType
 from unisono.errors import UnisonoError
 from unisono.system.hints import of_a_mistake
 
+_TORCH = f"-packages{os.sep}torch{os.sep}"
 _SAYS_ALL = "_unisono_says_all"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
@@ -51,12 +52,14 @@ def says_all(error: BaseException) -> bool:
 def show_own_lines(error: BaseException) -> None:
     """Take frames of this package out of an error's traceback, as far as the program's own lines say enough.
 
-    All of them, where a message or a note of ours says the rest. Else those before the first frame of the program or
-    of a library; where none follows, all stay: the fault may be here.
+    All of them, where a message or a note of ours says the rest; torch's too, where a hook of ours refuses. Else those
+    before the first frame of the program or of a library; where none follows, all stay: the fault may be here.
     """
     frames = _frames(error)
     if says_all(error):
         setattr(error, _SAYS_ALL, True)
+        while frames and (_is_our_frame(frames[-1]) or _TORCH in frames[-1].tb_frame.f_code.co_filename):
+            frames.pop()
     elif not (frames and hasattr(error, "__notes__") and _is_our_frame(frames[-1])):
         error.__traceback__ = next((each for each in frames if not _is_our_frame(each)), error.__traceback__)
         return

@@ -179,6 +179,7 @@ UNCAUGHT = {
     "for x, y in loader": lambda run: [*prepared(run)],
     "run.world.size": lambda run: run.world.global_rank,
     "unisono.Accelerator": lambda run: unisono.Accelerator,
+    "optimizer.step": lambda run: foreign(run).step(),
     "run.record": lambda run: run.record(loss="low"),
 }
 
@@ -188,6 +189,12 @@ def prepared(run, data=DATA):
     model = nn.Linear(4, 3)
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return run.loader(data, batch_size=8)
+
+
+def foreign(run):
+    """Return a run's optimizer."""
+    model = nn.Linear(4, 3)
+    return run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))[1]
 
 
 def unpacked(run):
