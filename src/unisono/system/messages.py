@@ -57,7 +57,7 @@ def show_own_lines(error: BaseException) -> None:
     """
     frames = _frames(error)
     if says_all(error):
-        setattr(error, _SAYS_ALL, True)
+        vars(error)[_SAYS_ALL] = True
         while frames and (_is_our_frame(frames[-1]) or _TORCH in frames[-1].tb_frame.f_code.co_filename):
             frames.pop()
     elif not (frames and hasattr(error, "__notes__") and _is_our_frame(frames[-1])):
