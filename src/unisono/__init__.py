@@ -114,14 +114,33 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - spelled once
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, and the modules of callbacks and collectives, which the reference names."""
     if name not in _MODULES and name not in _HOMES:
-        from unisono.system.hints import instead
-
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}.{instead(name, __dir__())}")
+        raise _missing(name)
     from unisono.system.loading import collector_at_rest
+    from unisono.system.messages import explain_uncaught
+
+    explain_uncaught()
 
     with collector_at_rest():
         home = importlib.import_module(f"unisono.{_HOMES.get(name, name)}")
     return home if name in _MODULES else getattr(home, name)
+
+
+def _missing(name: str) -> Exception:
+    """Return the error for a name that there is not: of `from unisono import NAME`, Python drops all others' words."""
+    import dis
+    import sys
+
+    from unisono.system.hints import instead
+    from unisono.system.messages import explain_uncaught
+
+    frame = sys._getframe(2)
+    is_import = any(
+        one.offset == frame.f_lasti and one.opname == "IMPORT_FROM" for one in dis.get_instructions(frame.f_code)
+    )
+    if name[:2] != "__":
+        explain_uncaught()
+    kind = ImportError if is_import else AttributeError
+    return kind(f"module 'unisono' has no attribute {name!r}.{instead(name, __dir__())}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -89,7 +89,7 @@ class World:
             """Say what there is in place of `name`."""
             from unisono.system.hints import instead_of_world
 
-            raise AttributeError(f"a World has no {name!r}.{instead_of_world(name, dir(type(self)))}")
+            raise AttributeError(f"a World has no {name!r}.{instead_of_world(name, dir(type(self)))}", obj=None)
 
     @property
     def is_leader(self) -> bool:

@@ -149,6 +149,27 @@ def test_loader_workers_do_not_change_a_bit(dataset, how):
         assert_same(alone, epoch(make(dataset, num_workers=num_workers, **how), 1))
 
 
+class Curriculum(Numbers):
+    """A data set whose samples change from epoch to epoch."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return torch.full((3,), float(self.epoch)), index
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_data_set_that_asks_for_the_epoch_is_told_it_where_it_is_fetched(num_workers):
+    """In loader processes too, from any epoch on and in batches of two epochs; in evaluations it is 0."""
+    for number in (0, 3):
+        batches = epoch(make(Curriculum(), num_workers=num_workers), number)
+        assert {row for batch in batches for row in batch.x.flatten().tolist()} == {float(number)}
+    mixed, evaluated = Task(np.array([1, 2]), np.array([5, 6])), Task(-1, np.array([5]))
+    found = [*fetch_all(Fetcher(Curriculum(), 0), [mixed, evaluated], num_workers=num_workers)]
+    assert [batch.x[:, 0].tolist() for batch in found] == [[1.0, 2.0], [0.0]]
+
+
 @pytest.mark.parametrize("how", [{"transform": noise}, {}], ids=["transform", "data set"])
 def test_augmentation_is_keyed_by_the_sample(how):
     """In another batch, order of fetching, world or process a sample's draws from all three libraries stay the same."""

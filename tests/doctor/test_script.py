@@ -17,6 +17,10 @@ from torch.utils.data import DataLoader, DistributedSampler, random_split
 """
 
 RUN = "import unisono\n"
+PAIRS = (
+    f"{RUN}from torch import nn\nfrom torch.nn import functional as F\n"
+    "def f(m):\n    s = u(m.x) @ v(m.y).T / 0.1\n    own = torch.arange(len(s))\n"
+)
 
 # Rule, wrong lines (the mistake is marked by "# <-"), the same put right.
 CASES = [
@@ -182,6 +186,28 @@ CASES = [
         f"{RUN}for batch in batches:\n    loss = run.step(batch, f)\n    loss = other(batch)\n    total += loss.item()",
     ),
     ("own-backward", f"{RUN}run.step(batch, f).backward()  # <-", "run.step(batch, f).backward()"),
+    (
+        "unseeded-shuffle",
+        f"{RUN}order = torch.randperm(9)  # <-\nrun.step(batch, f)",
+        f"{RUN}def f(micro):\n    return loss(mix(micro, torch.randperm(9), g(micro)))\n"
+        "def g(x):\n    return np.random.permutation(9)\nrun.step(batch, f)",
+    ),
+    (
+        "unseeded-shuffle",
+        f"{RUN}run.step(batch, lambda micro: loss(micro, np.random.default_rng().random()))  # <-",
+        f"{RUN}run.step(batch, lambda micro: loss(micro, np.random.random()))",
+    ),
+    (
+        "in-batch-negatives",
+        f"{PAIRS}    return F.cross_entropy(s, own)  # <-\nrun.step(batch, f)",
+        f"{PAIRS}    return F.cross_entropy(s, own)\nrun.step(batch, f, embed=e)",
+    ),
+    (
+        "in-batch-negatives",
+        f"{PAIRS}    return nce(m.u, m.v)\nce = nn.CrossEntropyLoss()\n"
+        "def nce(a, b):\n    return ce(torch.matmul(a, b.t()), torch.arange(len(a)))  # <-\nrun.step(batch, f)",
+        f"{PAIRS}    return F.cross_entropy(s, m.y) + pos(m.x, own)\nrun.step(batch, f)",
+    ),
     (
         "run-on-some-ranks",
         f"{RUN}if run.world.is_leader:\n    print(run.evaluate(data, predict, metrics))  # <-",

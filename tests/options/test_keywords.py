@@ -65,7 +65,6 @@ def test_wherever_data_is_given(trainer, data, call, name, said):
         (lambda trainer, data: trainer.fit(data, 3), r"Trainer\.fit\(\) takes train_set without .*: epochs="),
         (lambda *_: unisono.Run(replica=2), r"Run\(\) has no replica=\. Hint: did you mean replicas=\?"),
         (lambda *_: unisono.Run(fp16=True), r"Run\(\) .*did you mean precision=\?"),
-        (lambda *_: unisono.Run(batch_size=8), r"Run\(\) .*keyword of .*Run\.loader\(\)"),
         (lambda *_: unisono.Run(shuffle=True), r"Run\(\) .*keyword of Run\.loader\(\)\."),
         (
             lambda trainer, data: trainer.fit(torch.ones(4, 6), torch.ones(4), epochs=1, batch_size=2),
@@ -107,6 +106,8 @@ def test_all_are_told_at_once():
         unisono.Trainer(1, 2, 3, devices=2, logger=True, max_epochs=3)
     with pytest.raises(unisono.ConfigError, match=r"no replica=\. Hint: did you mean .*\nIt has no lr=\. Hint"):
         unisono.Run(replica=2, lr=0.1)
+    with pytest.raises(unisono.ConfigError, match=r"no batch_size=\. Hint: run\.loader\("):
+        unisono.Run(batch_size="32")
     with pytest.raises(TypeError, match=r"no replica=\. Hint: did you mean replicas=\?\nIt has no sed=\. Hint"):
         unisono.Run(replica=2, sed=0)
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from unisono.system import messages
+
 
 @pytest.mark.parametrize(
     ("before", "last", "said"),
@@ -44,3 +46,11 @@ def test_an_error_that_is_explained(before, last, said):
     program = f"import sys; from unisono.system.messages import explain_uncaught; {before}explain_uncaught(); {last}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.endswith(said)) == (1, True)
+
+
+@pytest.mark.parametrize(("file", "place"), [("program.py", "program.py"), ("<frozen runpy>", messages.__file__)])
+def test_a_warning_is_placed_at_a_line_of_the_program(file, place):
+    """Or, of a recipe, at one of ours: it is shown without a place then. Python's start-up is none."""
+    with pytest.warns(UserWarning, match="batch_size=5") as seen:
+        exec(compile("warn('batch_size=5')", file, "exec"), {"warn": messages.warn})
+    assert seen[0].filename == place

@@ -38,21 +38,50 @@ class Loaded:
     prefix: str  #: What was cut off the file's names, such as ``module.``; mostly empty.
 
 
-def state_dict_of(state: State) -> dict[str, Any]:
-    """Return a checkpoint's model as ``model.state_dict()`` had it: tied tensors under all of their names."""
+def state_dict_of(state: State, average: str | None = None) -> dict[str, Any]:
+    """Return a checkpoint's model as ``model.state_dict()`` had it: tied tensors under all of their names.
+
+    With `average`, the values of an average of weights (``EMA``) stand in place of those that it averages.
+
+    Raises:
+        CheckpointError: There is no such average in it.
+    """
     tensors: dict[str, Any] = dict(state.tensors["model"])
+    if average is not None:
+        tensors |= _average_of(state, average)
     tensors |= {name: tensors[first] for name, first in state.values.get("tied", {}).items()}
     extra = from_json(state.values["model_extra"], state.tensors.get("objects", {}))
     return dict(sorted((tensors | extra).items()))
 
 
-def export_weights(state: State, path: Path) -> list[str]:
+def _average_of(state: State, name: str) -> dict[str, Tensor]:
+    """Return what was saved as an average: by EMA and SWA, or of a torch ``AveragedModel`` that was registered."""
+    saved = from_json(state.values.get("objects", {}), state.tensors.get("objects", {}))
+    averages: dict[str, dict[str, Tensor]] = {}
+    for each, held in saved.items():
+        if not isinstance(held, dict) or not held.get("num_averaged", held.get("n_averaged", True)):
+            continue  # of no epoch yet
+        modules = {key.removeprefix("module."): value for key, value in held.items() if key.startswith("module.")}
+        found = held.get("average", modules if "n_averaged" in held else None)
+        if isinstance(found, dict):
+            averages[each.removeprefix("callback/")] = found
+    if name not in averages:
+        hint = "average= takes one of these" if averages else "callbacks.EMA() or SWA() of a Trainer keeps one"
+        raise CheckpointError(
+            f"expected a checkpoint with the average {name!r} of the weights; it has {', '.join(averages) or 'none'}. "
+            f"Hint: {hint}."
+        )
+    return {key: value for key, value in averages[name].items() if key in state.tensors["model"]}
+
+
+def export_weights(state: State, path: Path, average: str | None = None) -> list[str]:
     """Write a checkpoint's model as a plain ``state_dict``; returns the names that the format could not hold.
 
     Args:
         state: From `store.read`.
         path: Ends in ``.pt``, ``.pth``, ``.bin`` or ``.safetensors``; replaced when it is there. A ``.safetensors``
             file holds tied tensors once for each name, and no extra state.
+        average: As `state_dict_of` takes it.
 
     Raises:
         ConfigError: Another suffix, or the directory is missing.
@@ -61,7 +90,7 @@ def export_weights(state: State, path: Path) -> list[str]:
     _check_suffix(path)
     if not path.parent.is_dir():
         raise ConfigError(f"expected an existing directory for {path}, there is no {path.parent}.")
-    content, left_out = state_dict_of(state), list[str]()
+    content, left_out = state_dict_of(state, average), list[str]()
     if path.suffix == ".safetensors":
         left_out = [name for name, value in content.items() if not isinstance(value, Tensor)]
         data = save({name: value.clone() for name, value in content.items() if isinstance(value, Tensor)})
@@ -77,7 +106,9 @@ def export_weights(state: State, path: Path) -> list[str]:
     return left_out
 
 
-def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True, step: int | None = None) -> Loaded:
+def load_weights(
+    model: nn.Module, path: str | Path, *, strict: bool = True, step: int | None = None, average: str | None = None
+) -> Loaded:
     """Put pretrained weights into a model: all of them checked first, then all of them swapped in.
 
     Build the optimizer and call `Run.prepare` afterwards: the weights are then part of the score. Call it on all ranks;
@@ -90,17 +121,20 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True, ste
         strict: Whether missing or unexpected names are an error; shapes always have to fit, and values: complex numbers
             do not go into real tensors, nor fractions into whole numbers.
         step: Of a run directory: the checkpoint of this step, as `unisono checkpoint list` shows them.
+        average: Of a checkpoint: the average of the weights that a callback has kept, ``EMA`` or ``SWA``, or a
+            registered ``torch.optim.swa_utils.AveragedModel`` by its name. What it does not average comes from the
+            model. None: the weights that were trained.
 
     Returns:
         The names that are missing or unexpected.
 
     Raises:
-        CheckpointError: The file cannot be read, is not a plain ``state_dict``, or does not fit; the model is as it
-            was. No code of the file runs.
-        ConfigError: It is of an unknown kind.
+        CheckpointError: The file cannot be read, is not a plain ``state_dict``, does not fit, or has no such average;
+            the model is as it was. No code of the file runs.
+        ConfigError: It is of an unknown kind, or `average` was asked of a file of weights.
     """
     check_order(model, path, "unisono.load_weights(model, path)")
-    found = tensors_in(Path(path) if step is None else _checkpoint_of(Path(path), step))
+    found = tensors_in(Path(path) if step is None else _checkpoint_of(Path(path), step), average)
     fitting, loaded = fit_weights(model, found, strict=strict, source=str(path))
     write_weights(model, fitting)
     return loaded
@@ -184,12 +218,21 @@ def _prefix(found: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> str:
     return prefix
 
 
-def tensors_in(path: Path) -> dict[str, Tensor]:
+def tensors_in(path: Path, average: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of a file or directory, by name."""
     if path.is_dir():
-        return {
-            name: value for name, value in state_dict_of(_read_directory(path)).items() if isinstance(value, Tensor)
-        }
+        content = state_dict_of(_read_directory(path), average)
+        return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    if average is None:
+        return _tensors_of(path)
+    raise ConfigError(
+        f"expected a run directory or a checkpoint's for average={average!r}, got {printable(str(path))!r}, which "
+        "is no directory. Hint: unisono checkpoint export RUN FILE --average NAME writes the average itself."
+    )
+
+
+def _tensors_of(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of weights, by name."""
     if path.suffix not in SUFFIXES and not path.exists():
         raise CheckpointError(
             f"expected a run directory, a checkpoint's directory or a file of weights, got {printable(str(path))!r} "

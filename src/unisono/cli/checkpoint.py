@@ -124,9 +124,10 @@ def rehearse(directory: str, args: tuple[str, ...], as_json: bool, **given: Any)
 @_DIRECTORY
 @click.argument("file", type=PATH, metavar="FILE|FOLDER")
 @single("step", "The checkpoint of step N.", of=STEPS, word="N", usual="the newest valid one")
+@single("average", "An average of the weights that was kept: EMA, SWA.", word="NAME", usual="the trained weights")
 @result_options
 @verb("checkpoint export")
-def export(directory: str, file: str, step: int | None, as_json: bool) -> None:
+def export(directory: str, file: str, step: int | None, average: str | None, as_json: bool) -> None:
     """Write the model of a checkpoint as a plain state_dict to FILE: .pt, .pth, .bin or .safetensors.
 
     Of a recipe's run: .onnx for a model of images; for a language model a FOLDER (a name without an ending) that
@@ -136,7 +137,7 @@ def export(directory: str, file: str, step: int | None, as_json: bool) -> None:
     """
     path = Path(file)
     if path.suffix == ".onnx" or not path.suffix or path.is_dir():
-        model = _export_model(directory, path, step)
+        model = _export_model(directory, path, step, average)
         plain = {"step": model.step, "recipe": model.recipe, "file": file}
         answer(plain, as_json, lambda: [f"step {model.step}: recipe {model.recipe} in {file}"])
         return
@@ -145,17 +146,20 @@ def export(directory: str, file: str, step: int | None, as_json: bool) -> None:
     from unisono.train.run_directory.upkeep import choose_checkpoint, find_checkpoints
 
     manifest, state = read(choose_checkpoint(find_checkpoints(directory), step, tell))
-    for name in export_weights(state, path):
+    for name in export_weights(state, path, average):
         tell(f"left out: {name} is no tensor")
     count = len(state.tensors["model"])
     plain = {"step": manifest.step, "tensors": count, "file": file}
     answer(plain, as_json, lambda: [f"step {manifest.step}: {count} tensors in {file}"])
 
 
-def _export_model(directory: str, path: Path, step: int | None) -> "TrainedModel":
+def _export_model(directory: str, path: Path, step: int | None, average: str | None) -> "TrainedModel":
+    from unisono.errors import ConfigError
     from unisono.recipes.trained import export
     from unisono.recipes.trained.load import open_model
 
+    if average is not None:
+        raise ConfigError(f"--average is for .pt and .safetensors; recipes keep no average, got {str(path)!r}.")
     model = open_model(Path(directory), "last" if step is None else step, "cpu", tell)
     (export.export_onnx if path.suffix == ".onnx" else export.export_folder)(model, path)
     return model

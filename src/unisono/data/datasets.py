@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -90,6 +90,19 @@ def fetch_each_keyed(dataset: KeyedDataset, indices: Indices, epochs: Indices, s
     """Return what `fetch_keyed` gives for samples that are each in an epoch of their own."""
     each = zip(indices.reshape(-1, 1), epochs.tolist(), strict=True)
     return _joined([dataset.fetch_keyed(one, seed=seed, epoch=epoch) for one, epoch in each])
+
+
+def told_epochs(dataset: Any, epochs: Iterable[int]) -> Iterator[int]:
+    """Yield the epoch of each sample; before, a data set with ``set_epoch`` is told it, 0 in evaluations (-1).
+
+    In the process that fetches, whichever it is: what the loop sets would not reach the others.
+    """
+    told = None
+    for epoch in epochs:
+        if epoch != told and hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(max(epoch, 0))
+        told = epoch
+        yield epoch
 
 
 def _joined(parts: list[Any]) -> Any:

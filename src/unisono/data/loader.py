@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from unisono.collectives.placement import parts_of
 from unisono.data import datasets
 from unisono.data.batches import XY, uncollated
-from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset, fetch_each_keyed
+from unisono.data.datasets import ArrayDataset, BatchedDataset, HasLengths, KeyedDataset, fetch_each_keyed, told_epochs
 from unisono.data.plans.batch_schedule import BatchSchedule
 from unisono.data.plans.plan import Plan
 from unisono.data.sampler import ExactSampler, Indices
@@ -122,7 +122,7 @@ class Fetcher:
             return _named(self.dataset.fetch_micro_batch(task.indices))
         numbers = task.indices.tolist()
         epochs = [task.epoch] * len(numbers) if isinstance(task.epoch, int) else task.epoch.tolist()
-        samples = [self._sample(epoch, index) for epoch, index in zip(epochs, numbers, strict=True)]
+        samples = [self._sample(*each) for each in zip(told_epochs(self.dataset, epochs), numbers, strict=True)]
         try:
             return _named((self._collate or default)(samples))
         except Exception as error:

@@ -21,7 +21,8 @@ _OF_TENSORS = ("backward", "item", "detach", "cpu")
 def own_backward(source: Source) -> Iterator[Mistake]:
     """What run.step() does, done once more: in the loss function, or with the number that it returns."""
     for call in _steps(source):
-        yield from _inside(source, call.args[1])
+        for function in functions_of(source, call.args[1]):
+            yield from _inside(function, source)
         for used in _uses(source, call):
             what = "backward and update are done" if used.attr == "backward" else "it is a number already"
             told = f".{used.attr}() of what run.step() returned, a float: {what}"
@@ -36,14 +37,27 @@ def _steps(source: Source) -> Iterator[ast.Call]:
                 yield call
 
 
-def _inside(source: Source, loss: ast.expr) -> Iterator[Mistake]:
+def functions_of(source: Source, loss: ast.expr) -> list[ast.Lambda | ast.FunctionDef]:
+    """Return where an expression's function is written, if it is in this file."""
+    if isinstance(loss, ast.Lambda):
+        return [loss]
+    return [each for each in source.nodes(ast.FunctionDef) if isinstance(loss, ast.Name) and each.name == loss.id]
+
+
+def losses(source: Source) -> Iterator[tuple[ast.Call, list[ast.Lambda | ast.FunctionDef]]]:
+    """Yield each call of ``run.step`` with its loss function, and those that this one calls."""
+    for call in _steps(source):
+        found = functions_of(source, call.args[1])
+        inner = [each for function in found for each in source.nodes(ast.Call, function)]
+        yield call, [*found, *(each for one in inner for each in functions_of(source, one.func) if each not in found)]
+
+
+def _inside(function: ast.AST, source: Source) -> Iterator[Mistake]:
     """Yield what a loss function does that is the step's to do."""
-    named = [each for each in source.nodes(ast.FunctionDef) if isinstance(loss, ast.Name) and each.name == loss.id]
-    for function in [loss, *named] if isinstance(loss, ast.Lambda) else named:
-        for call in source.nodes(ast.Call, function):
-            if isinstance(call.func, ast.Attribute) and call.func.attr in _DONE and not call.args:
-                told = f"{ast.unparse(call.func)}() in a loss function of run.step(): {_DONE[call.func.attr]}"
-                yield Mistake(call.lineno, "fail", told, "leave it out; the function returns the loss.")
+    for call in source.nodes(ast.Call, function):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _DONE and not call.args:
+            told = f"{ast.unparse(call.func)}() in a loss function of run.step(): {_DONE[call.func.attr]}"
+            yield Mistake(call.lineno, "fail", told, "leave it out; the function returns the loss.")
 
 
 def _uses(source: Source, step: ast.Call) -> Iterator[ast.Attribute]:
@@ -116,13 +130,9 @@ def _is_made_within(source: Source, loop: ast.AST, owner: str) -> bool:
 def softmax_and_cross_entropy(source: Source) -> Iterator[Mistake]:
     """Probabilities for a loss that wants the numbers before them: it trains, slowly and to less."""
     hint = "leave the softmax out of training: torch's cross_entropy has it inside; apply it to what you show."
-    made = {
-        name for name, assigns in ((name, source.values_of(name)) for name in _assigned(source))
-        if any(source.name(value) == "torch.nn.CrossEntropyLoss" for value in assigns)
-    }  # fmt: skip
+    made = _cross_entropies(source)
     for call in source.nodes(ast.Call):
-        is_loss = source.name(call) == "torch.nn.functional.cross_entropy" or ast.unparse(call.func) in made
-        if is_loss and call.args and _is_softmax(source, call.args[0]):
+        if _is_cross_entropy(source, call, made) and call.args and _is_softmax(source, call.args[0]):
             told = "cross_entropy is given a softmax's output: the softmax is applied twice"
             yield Mistake(call.lineno, "warn", told, hint)
     if made or any(True for _ in source.calls("torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss")):
@@ -130,6 +140,18 @@ def softmax_and_cross_entropy(source: Source) -> Iterator[Mistake]:
             if call.args and source.name(call.args[-1]) == "torch.nn.Softmax":
                 told = "the model ends in a Softmax, and cross_entropy applies one more"
                 yield Mistake(call.args[-1].lineno, "warn", told, hint)
+
+
+def _cross_entropies(source: Source) -> set[str]:
+    """Return the names of what is made as a ``CrossEntropyLoss``."""
+    return {
+        name for name in _assigned(source)
+        if any(source.name(value) == "torch.nn.CrossEntropyLoss" for value in source.values_of(name))
+    }  # fmt: skip
+
+
+def _is_cross_entropy(source: Source, call: ast.Call, made: set[str]) -> bool:
+    return source.name(call) == "torch.nn.functional.cross_entropy" or ast.unparse(call.func) in made
 
 
 def _is_softmax(source: Source, value: ast.expr) -> bool:
@@ -140,4 +162,39 @@ def _assigned(source: Source) -> list[str]:
     return [ast.unparse(target) for each in source.nodes(ast.Assign) for target in each.targets]
 
 
-RUN_RULES: tuple[Rule, ...] = (own_backward, run_on_some_ranks, loop_over_epochs, softmax_and_cross_entropy)
+def in_batch_negatives(source: Source) -> Iterator[Mistake]:
+    """A loss that compares each sample with the others of its micro-batch: with other replicas it is another loss."""
+    made = _cross_entropies(source)
+    for step, functions in losses(source):
+        if keyword(step, "embed") is not None:
+            continue
+        for function in functions:
+            numbered = {
+                target.id for each in source.nodes(ast.Assign, function) if _is_numbers(source, each.value)
+                for target in each.targets if isinstance(target, ast.Name)
+            }  # fmt: skip
+            for call in source.nodes(ast.Call, function):
+                wanted = call.args[1] if len(call.args) > 1 else keyword(call, "target")
+                is_own = _is_numbers(source, wanted) or (isinstance(wanted, ast.Name) and wanted.id in numbered)
+                is_pairs = is_own and any(map(_is_transposed, source.nodes(ast.expr, function)))
+                if is_pairs and _is_cross_entropy(source, call, made):
+                    told = "each sample is compared with those of its micro-batch alone, batch_size / replicas of them"
+                    hint = "run.step(batch, loss, embed=...) compares it with all of the batch, for any replicas."
+                    yield Mistake(call.lineno, "warn", told, hint)
+                    break
+
+
+def _is_numbers(source: Source, value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and source.name(value) == "torch.arange"
+
+
+def _is_transposed(value: ast.expr) -> bool:
+    """Whether there is a product with a transposed matrix in it: ``a @ b.T``, also scaled or by ``torch.matmul``."""
+    text = ast.unparse(value)
+    is_product = any(words in text for words in (" @ ", "matmul(", "mm("))
+    return is_product and any(words in text for words in (".T", ".t()", ".mT", "transpose("))
+
+
+RUN_RULES: tuple[Rule, ...] = (
+    own_backward, run_on_some_ranks, loop_over_epochs, softmax_and_cross_entropy, in_batch_negatives
+)  # fmt: skip

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from unisono.doctor.rules_placement import Mistake, Rule, is_distributed
+from unisono.doctor.rules_runs import losses
 from unisono.doctor.source import Scope, Source, is_true, keyword, target_names
 
 DEPRECATED = {
@@ -89,9 +90,10 @@ def unseeded_shuffle(source: Source) -> Iterator[Mistake]:
     text = ast.unparse(source.tree)
     if re.search(r"\b(seed_everything|set_seed|seed_all)\(", text):
         return
+    keyed = {call for _, functions in losses(source) for each in functions for call in source.nodes(ast.Call, each)}
     for call in source.nodes(ast.Call):
         name = source.name(call)
-        family = _SHUFFLES.get(name)
+        family = None if call in keyed else _SHUFFLES.get(name)
         if name == "numpy.random.default_rng" and not call.args and not call.keywords:
             family = "numpy.random.default_rng()"
         if family is None or keyword(call, "generator") is not None:
@@ -101,6 +103,8 @@ def unseeded_shuffle(source: Source) -> Iterator[Mistake]:
         trap = "splits and orders differ between processes" if is_distributed(source) else "no run can be repeated"
         told = f"{name} draws from a generator without a seed: {trap}"
         hint = "give it a generator of its own with a fixed seed, the same on all ranks."
+        if call in keyed:  # a run refuses a generator that goes on from call to call
+            hint = "in a loss function draw from numpy.random itself, which the run seeds for each step and replica."
         yield Mistake(call.lineno, "warn", told, hint)
 
 

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from unisono.errors import ConfigError, UnisonoError
+from unisono.errors import ConfigError
 from unisono.system.hints import nearest_options
-from unisono.system.messages import hide_our_frames
+from unisono.system.messages import show_own_lines
+from unisono.system.words import counted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,6 +72,11 @@ RUN_ANSWERS = {
     **dict.fromkeys(("model", "optimizer", "scheduler"), "Hint: model, optimizer = run.prepare(model, optimizer)."),
     **dict.fromkeys(
         ("max_epochs", "num_train_epochs", "epochs"), "Hint: run.steps(loader, epochs=...), or Trainer.fit(epochs=...)."
+    ),
+    **dict.fromkeys(
+        ("batch_size", "train_batch_size", "train_dataset"),
+        "Hint: run.loader(train_set, batch_size=64), or Trainer.fit(train_set, batch_size=64); it counts the samples "
+        "of a step over all workers.",
     ),
     "accelerator": "GPUs are used where there are any. Hint: device='cpu' for the CPU.",
     "cpu": "Hint: device='cpu'.",
@@ -140,6 +146,7 @@ _MISSING = {
     "optimizer": "model and optimizer are given together, once: model, optimizer = run.prepare(model, optimizer); "
     "Trainer(run, model, optimizer, loss=...).",
     "part": "a name, and what is saved: run.register('schedule', scheduler).",
+    "loader": "for batch in run.steps(run.loader(dataset, batch_size=64), epochs=1).",
     "loss_function": "run.step(batch, lambda micro: loss(model(micro.x), micro.y)); it does backward and update, too.",
     "metrics": "run.evaluate(test_set, lambda micro: (model(micro.x), micro.y), {'accuracy': unisono.Accuracy()}).",
 }
@@ -171,23 +178,13 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
     is_method, most = placed[:1] == ["self"], len(placed) if named else sys.maxsize
     names = known.keys()
     needed = [each for each, parameter in known.items() if parameter.default is parameter.empty]
-    by_name = {each for each in needed if each not in placed}
+    left = [frozenset(needed).difference(placed[:given]) for given in range(len(placed) + 1)]  # by how many are placed
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        is_whole = len(args) + len(kwargs) >= len(needed) and by_name <= kwargs.keys()
-        if len(args) <= most and kwargs.keys() <= names and is_whole:  # as nearly always
-            try:
-                return function(*args, **kwargs)
-            except UnisonoError as error:
-                hide_our_frames(error)
-                raise
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if len(args) > most:
-            hint = _too_many(args[is_method:]) or f"name the others: {', '.join(named)}."
-            raise TypeError(
-                f"{name}() takes {', '.join(placed[is_method:]) or 'nothing'} without a name, got "
-                f"{len(args) - is_method} values. Hint: {hint}"
-            )
+            what, got = ", ".join(placed[is_method:]) or "nothing", counted(len(args) - is_method, "value")
+            hint = _too_many(name, args[is_method:]) or f"name the others: {', '.join(named)}."
+            raise TypeError(f"{name}() takes {what} without a name, got {got}. Hint: {hint}")
         wrong = [each for each in kwargs if each not in known]
         if wrong:
             ours = [each for each in known if each != "self"]
@@ -196,7 +193,17 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
             raise kind(f"{name}() has no " + "\nIt has no ".join(told))
         if missing := [each for each in needed if each not in kwargs and each not in placed[: len(args)]]:
             raise TypeError(f"{name}() needs {' and '.join(missing)}.{_what_to_give(name, missing)}")
-        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            is_placed = len(args) <= most and len(args) < len(left)
+            if not (is_placed and kwargs.keys() <= names and left[len(args)] <= kwargs.keys()):  # nearly never
+                check(args, kwargs)
+            return function(*args, **kwargs)
+        except Exception as error:
+            show_own_lines(error)
+            raise
 
     return call
 
@@ -207,8 +214,10 @@ def _what_to_give(name: str, missing: list[str]) -> str:
     return hint and f" Hint: {hint.replace('{example}', example)}"
 
 
-def _too_many(given: tuple[object, ...]) -> str:
+def _too_many(name: str, given: tuple[object, ...]) -> str:
     """Return what to write where several values were given in place of one data set; nothing where that is unknown."""
+    if name == "Run.prepare":
+        return "model, optimizer = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
     if len(given) > 1 and all(hasattr(each, "shape") for each in given):
         return "arrays are one data set: unisono.ArrayDataset(inputs, targets)."
     if len(given) > 1 and any(hasattr(each, "state_dict") for each in given):

@@ -69,7 +69,8 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
     (
         RuntimeError,
         "for target with class probabilities",
-        "Hint: give the class of each sample: labels.argmax(1). Rows of probabilities are float32.",
+        "Hint: give the class of each sample: labels.argmax(1). Rows of probabilities are float32. With classes given, "
+        "the model's outputs are (samples, classes), not (samples,).",
     ),
     (
         IndexError,
@@ -84,9 +85,27 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
     ),
     (
         ValueError,
-        "must be the same as input size",
+        "must be the same as input size|that is different to the input size",
         "Hint: outputs and targets need one shape: model(micro.x).squeeze(1) with targets of shape (n,).",
     ),
+    (
+        RuntimeError,
+        r"size of tensor a \(\d+\) must match the size of tensor b",
+        "Hint: two shapes do not go together. Of a loss: outputs and targets need one shape, (n,) or (n, k) both; for "
+        "classes take cross_entropy(model(micro.x), micro.y), with one output for each class.",
+    ),
+    (
+        RuntimeError,
+        "Boolean value of Tensor with more than one value",
+        "Hint: a loss of torch.nn is made first, and called then: nn.CrossEntropyLoss()(model(micro.x), micro.y).",
+    ),
+    (
+        RuntimeError,
+        "all elements of (?:input|target) should be between 0 and 1",
+        "Hint: binary_cross_entropy takes probabilities; binary_cross_entropy_with_logits(model(micro.x), target) "
+        "takes what a model without a last sigmoid makes. Targets are from 0 to 1 in both.",
+    ),
+    (TypeError, r"must be Tensor, not numpy\.", "Hint: the micro-batch holds tensors already: leave .numpy() out."),
     (RuntimeError, "can't be cast to the desired output type Long|Found dtype Long but expected Float", _DECIMALS),
     (
         RuntimeError,
@@ -159,6 +178,8 @@ def hints(error: Exception, data: Any) -> list[str]:
         whole = _WHOLE if dtype.startswith(("int", "bool")) else ""
         if why := _FLOATS.get(dtype, whole):
             found.append(f"{next(iter(fields_of(data)))} is {dtype}: {why}")
+        else:
+            found.append("Hint: inputs need the dtype of the weights: .float() in the loss, or leave the cast out.")
     if isinstance(error, AttributeError) and error.obj is data:
         fields = getattr(data, "_fields", ())
         found.append(

@@ -1,6 +1,8 @@
 """Words for who has mistyped a name: what was probably meant (no torch)."""
 
 import difflib
+import re
+import sys
 from collections.abc import Iterable
 
 _CUTOFF = 0.55
@@ -76,11 +78,53 @@ _OF_A_TENSOR = {
 """What is asked of a loss in other libraries, and what to say where it is a float."""
 
 
-def of_a_float(error: BaseException) -> str:
-    """Return what an error means that says a float has no ``backward`` or ``item``; nothing for any other error."""
-    if not isinstance(error, AttributeError) or type(error.obj) is not float or error.name not in _OF_A_TENSOR:
+_PAIR = "it is a pair. Hint: model, optimizer = run.prepare(model, optimizer)"
+_JOINED = "Hint: leave init_process_group() out: Run() joins the workers, which `unisono run -n 4 script.py` starts"
+_NO_GROUP = (
+    "There is no process group where a run has one worker. Hint: run.world.rank, run.world.world_size, "
+    "unisono.collectives.all_reduce(tensor) and run.transport.barrier() work with any number of workers"
+)
+_NO_GPU = (
+    "torch finds no GPU here. Hint: leave .cuda() and .to('cuda') out: run.prepare() moves the model, and the run its "
+    "micro-batches, to run.device; other tensors: .to(run.device)"
+)
+_OF_TORCH = (
+    (r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available", _NO_GPU),
+    (r"environment variable \w+ expected, but not set|initialize the default process group twice", _JOINED),
+    (r"Default process group has not been initialized", _NO_GROUP),
+    (r"must be a mapping, not Batch$", "Hint: run.step(batch, lambda micro: model(**micro).loss), with micro-batches"),
+    (r"^'tuple' object is not callable", f"If this is what run.prepare() returned, {_PAIR}"),
+)
+"""By the words of an error that comes from elsewhere, what it means in a program that has a run."""
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def of_a_mistake(error: BaseException) -> str:
+    """Return what an uncaught error from elsewhere means in a program that has a run; nothing where that is unknown.
+
+    Such as that a float has no ``backward``, a tuple no ``parameters``, and this machine no GPU.
+    """
+    if any("Hint: " in note for note in getattr(error, "__notes__", ())):
         return ""
-    return f"If this is what run.step() returned, {_OF_A_TENSOR[error.name].format(name=error.name)}."
+    if isinstance(error, AttributeError):
+        if type(error.obj) is float and error.name in _OF_A_TENSOR:
+            return f"If this is what run.step() returned, {_OF_A_TENSOR[error.name].format(name=error.name)}."
+        if type(error.obj) is tuple and error.obj and hasattr(error.obj[0], error.name or ""):
+            return f"If this is what run.prepare() returned, {_PAIR}."
+        if type(error.obj).__name__ == "ExactSampler" and error.name == "set_epoch":
+            return "Hint: leave set_epoch() out: run.steps() gives every epoch an order of its own."
+    is_torchs = isinstance(error, AssertionError | RuntimeError | TypeError | ValueError)
+    if not is_torchs or "unisono.train.run" not in sys.modules:
+        return ""
+    found = next((means for words, means in _OF_TORCH if re.search(words, str(error))), "")
+    trace = error.__traceback__
+    while found is _NO_GROUP and trace is not None:
+        name = type(trace.tb_frame.f_locals.get("self")).__name__
+        if name in _WRAPPERS:
+            return f"Hint: leave {name}() out: model, optimizer = run.prepare(model, optimizer) takes the plain model."
+        trace = trace.tb_next
+    return found and f"{found}."
 
 
 OF_A_WORLD = {

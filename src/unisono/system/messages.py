@@ -1,6 +1,7 @@
 """What a launcher or a rank says to the person at the terminal: whole lines, without control characters (no torch)."""
 
 import contextlib
+import dis
 import os
 import re
 import sys
@@ -8,8 +9,11 @@ import warnings
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 
-from unisono.system.hints import of_a_float
+from unisono.errors import UnisonoError
+from unisono.system.hints import of_a_mistake
 
+_TORCH = f"-packages{os.sep}torch{os.sep}"
+_SAYS_ALL = "_unisono_says_all"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 CONTROL = re.compile(
@@ -33,17 +37,52 @@ def is_ours(file: str) -> bool:
     return file.startswith(_OURS)
 
 
-def hide_our_frames(error: Exception) -> None:
-    """Take the frames of this package out of the traceback of an error whose message says it all; others stay."""
-    frames, found = [], error.__traceback__
-    while found is not None:
-        if not is_ours(found.tb_frame.f_code.co_filename):
-            frames.append(found)
-        found = found.tb_next
+def says_all(error: BaseException) -> bool:
+    """Whether a line of this package has raised an error on purpose: its message says all."""
+    if isinstance(error, UnisonoError) or hasattr(error, _SAYS_ALL):
+        return True
+    frames = _frames(error)
+    if not frames or not is_ours((code := frames[-1].tb_frame.f_code).co_filename):
+        return False
+    return any(
+        one.offset == frames[-1].tb_lasti and one.opname == "RAISE_VARARGS" for one in dis.get_instructions(code)
+    )
+
+
+def show_own_lines(error: BaseException) -> None:
+    """Take frames of this package out of an error's traceback, as far as the program's own lines say enough.
+
+    All of them, where a message or a note of ours says the rest; torch's too, where a hook of ours refuses. Else those
+    before the first frame of the program or of a library; where none follows, all stay: the fault may be here.
+    """
+    frames = _frames(error)
+    if says_all(error):
+        vars(error)[_SAYS_ALL] = True
+        while frames and (_is_our_frame(frames[-1]) or _TORCH in frames[-1].tb_frame.f_code.co_filename):
+            frames.pop()
+    elif not (frames and hasattr(error, "__notes__") and _is_our_frame(frames[-1])):
+        error.__traceback__ = next((each for each in frames if not _is_our_frame(each)), error.__traceback__)
+        return
     kept = None
     for each in reversed(frames):
-        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+        if not _is_our_frame(each):
+            kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     error.__traceback__ = kept
+
+
+def _frames(error: BaseException) -> list[TracebackType]:
+    """Return the entries of an error's traceback, the outermost first."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _is_our_frame(trace: TracebackType) -> bool:
+    frame = trace.tb_frame
+    is_made = frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("unisono.")
+    return is_made or is_ours(frame.f_code.co_filename)  # made: a dataclass's __init__
 
 
 def interrupted() -> KeyboardInterrupt:
@@ -68,7 +107,8 @@ def explain_uncaught() -> None:
         return
 
     def hook(kind: type[BaseException], found: BaseException, traceback: TracebackType | None) -> None:
-        if note := of_a_float(found):
+        show_own_lines(found)
+        if note := of_a_mistake(found):
             found.add_note(note)
         sys.__excepthook__(kind, found, traceback)
 
@@ -80,4 +120,5 @@ def warn(text: str) -> None:
     level, frame = 1, sys._getframe(0)
     while frame.f_code.co_filename.startswith(_OURS) and isinstance(frame.f_back, FrameType):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    is_recipe = frame.f_code.co_filename.startswith("<frozen ")  # whose program is ours, started as a module
+    warnings.warn(text, stacklevel=level - is_recipe)

@@ -16,11 +16,10 @@ from typing import Any, TypeVar, final
 from unisono.collectives.placement import parts_of
 from unisono.collectives.places import current_world
 from unisono.data.sampler import Indices
-from unisono.errors import UnisonoError
 from unisono.observe.phases import DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
 from unisono.strategies.base import Micro
 from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
-from unisono.system.messages import hide_our_frames, interrupted
+from unisono.system.messages import interrupted, show_own_lines
 from unisono.world import World
 
 T = TypeVar("T")
@@ -114,15 +113,15 @@ class LauncherLink:
         Without a place to save, and where the program has handlers of its own, signals act as always.
 
         Raises:
-            UnisonoError: That of `steps`, without frames of this package.
+            Exception: That of `steps`, without frames of this package where the program's lines say enough.
         """
         previous = self._take_signals() if self._is_process and can_save else {}
         if can_save:
             self._heartbeat.set_state(STEPPING)
         try:
             yield from steps
-        except UnisonoError as error:  # what is read is the program's line, and the message
-            hide_our_frames(error)
+        except Exception as error:
+            show_own_lines(error)
             raise
         finally:
             if self._heartbeat.read().state == STEPPING:

@@ -16,7 +16,9 @@ from unisono.train.score import describe_model
 from unisono.train.trained_parts import Parts
 
 
-def load_on_all(transport: Transport, model: nn.Module, path: Path, *, strict: bool) -> Loaded:
+def load_on_all(
+    transport: Transport, model: nn.Module, path: Path, *, strict: bool, average: str | None = None
+) -> Loaded:
     """Put the weights of a file that rank 0 can read into every rank's model, or into none; collective.
 
     Raises:
@@ -25,10 +27,10 @@ def load_on_all(transport: Transport, model: nn.Module, path: Path, *, strict: b
         RankDivergence: The ranks hold different weights afterwards: some that the file does not have.
     """
     if transport.world_size == 1:
-        return load_weights(model, path, strict=strict)
+        return load_weights(model, path, strict=strict, average=average)
 
     def read() -> tuple[int, State]:
-        fitting, loaded = fit_weights(model, tensors_in(path), strict=strict, source=str(path))
+        fitting, loaded = fit_weights(model, tensors_in(path, average), strict=strict, source=str(path))
         told = {"missing": [*loaded.missing], "unexpected": [*loaded.unexpected], "prefix": loaded.prefix}
         return 0, State(tensors={"model": fitting}, values=told)
 
@@ -46,9 +48,11 @@ def load_on_all(transport: Transport, model: nn.Module, path: Path, *, strict: b
     return Loaded(missing=tuple(values["missing"]), unexpected=tuple(values["unexpected"]), prefix=values["prefix"])
 
 
-def load_prepared(parts: Parts, options: StrategyOptions, path: Path, *, strict: bool, is_open: bool) -> Loaded:
+def load_prepared(
+    parts: Parts, options: StrategyOptions, path: Path, *, strict: bool, average: str | None, is_open: bool
+) -> Loaded:
     """Do the same with a prepared model (see `check_loadable`), and describe it anew for the score; collective."""
     check_loadable(parts.strategy, options, parts.registered, is_open=is_open)
-    loaded = load_on_all(parts.strategy.transport, parts.model, path, strict=strict)
+    loaded = load_on_all(parts.strategy.transport, parts.model, path, strict=strict, average=average)
     parts.description["model"]["initial_weights"] = describe_model(parts.model)["initial_weights"]
     return loaded

@@ -29,7 +29,7 @@ from unisono.system.messages import explain_uncaught
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.several import check_several
-from unisono.train.guards.unpacked import check_unpacked, cut_our_frames
+from unisono.train.guards.unpacked import check_unpacked
 from unisono.train.intervals import Every, check_every
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.run_state import RunState
@@ -323,8 +323,4 @@ class Run(RunState):
         if self._objective is None or not self._objective.asks(weight, reduction, update, embed):
             asked = Objective(loss_function, weight, reduction, update, embed=embed)
             self._objective = checks.check_objective(asked, self.strategy)
-        try:
-            return (self._stepper or self._need_stepper()).step(batch, self._objective, loss_function)
-        except Exception as error:
-            cut_our_frames(error)
-            raise
+        return (self._stepper or self._need_stepper()).step(batch, self._objective, loss_function)

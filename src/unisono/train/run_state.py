@@ -53,13 +53,17 @@ class RunState(AnswersNames):
     _registered: dict[str, Any]
     _stepper: Stepper | None
 
-    def load_weights(self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True) -> Loaded:
+    @answers_keywords
+    def load_weights(
+        self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True, average: str | None = None
+    ) -> Loaded:
         """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
 
         Args:
             path: Read by the leader alone; as `unisono.load_weights` takes it.
             model: One that `prepare` will get. None: the one that it has got.
             strict: Whether missing or unexpected names are an error.
+            average: As `unisono.load_weights` takes it: an average of the weights, ``EMA``.
 
         Raises:
             CheckpointError: The file cannot be read or does not fit; no rank's model has changed.
@@ -68,8 +72,9 @@ class RunState(AnswersNames):
         """
         if model is not None:
             check_order(model, path, "run.load_weights(path, model): the path comes first here")
-            return load_on_all(self.transport, model, Path(path), strict=strict)
-        return load_prepared(self._prepared(), self.strategy, Path(path), strict=strict, is_open=self._progress.is_open)
+            return load_on_all(self.transport, model, Path(path), strict=strict, average=average)
+        how: Any = {"strict": strict, "average": average, "is_open": self._progress.is_open}
+        return load_prepared(self._prepared(), self.strategy, Path(path), **how)
 
     @answers_keywords
     def evaluate(

@@ -1,10 +1,17 @@
 """Averages of weights are right, the same bits on all ranks and after a resume, and leave the training alone."""
 
+import copy
+
 import pytest
 import torch
+from click.testing import CliRunner
 
+import unisono
 from train.callbacks.small import everywhere, fit
 from unisono.callbacks import EMA, SWA, Callback
+from unisono.checkpoint.format import pack
+from unisono.checkpoint.interchange import state_dict_of
+from unisono.cli.main import unisono as command
 from unisono.errors import ConfigError
 
 
@@ -90,6 +97,46 @@ def test_any_world_and_after_a_resume(make, tmp_path):
     fit([make()], out=tmp_path, max_steps=7)
     again = program("auto", tmp_path)
     assert [again[0], again[1]] == [expected[0], expected[1]]
+
+
+@pytest.mark.parametrize("make", [lambda: EMA(0.8), lambda: SWA()])
+def test_the_average_of_a_checkpoint_can_be_had(make, tmp_path):
+    """The averaged weights in place of the trained ones, also through a run and a file; none by another name."""
+    average = make()
+    _, trainer = fit([average], out=tmp_path, test=False)
+    name, other = type(average).__name__, copy.deepcopy(trainer.model)
+    unisono.load_weights(other, tmp_path, average=name)
+    assert digest(weights(other)) == digest(average.average) != digest(weights(trainer.model))
+    with unisono.Run() as run:
+        run.load_weights(tmp_path, other)
+        assert digest(weights(other)) == digest(weights(trainer.model))
+        run.load_weights(tmp_path, other, average=name)
+    assert digest(weights(other)) == digest(average.average)
+    file = tmp_path / "averaged.safetensors"
+    assert (
+        CliRunner().invoke(command, ["checkpoint", "export", str(tmp_path), str(file), "--average", name]).exit_code
+        == 0
+    )
+    unisono.load_weights(unset := copy.deepcopy(trainer.model), file)
+    assert digest(weights(unset)) == digest(average.average)
+    with pytest.raises(unisono.CheckpointError, match=f"average 'other' .*; it has {name}\\. Hint: average= takes"):
+        unisono.load_weights(other, tmp_path, average="other")
+    with pytest.raises(unisono.ConfigError, match=r"which is no directory\. Hint: unisono checkpoint export RUN FILE"):
+        unisono.load_weights(other, file, average=name)
+
+
+def test_averages_of_other_makers():
+    """A registered AveragedModel is one; SWA that has seen no epoch yet is none."""
+    model = torch.nn.Linear(2, 2)
+    theirs = torch.optim.swa_utils.AveragedModel(model)
+    theirs.update_parameters(model)
+    model.weight.data += 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = pack(model, optimizer, None, {}, {"mine": theirs, "callback/SWA": SWA()})
+    assert torch.equal(state_dict_of(state, "mine")["weight"], theirs.module.weight)
+    assert torch.equal(state_dict_of(state)["weight"], model.weight)
+    with pytest.raises(unisono.CheckpointError, match=r"average 'SWA' .*; it has mine\."):
+        state_dict_of(state, "SWA")
 
 
 def test_the_training_does_not_notice():

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, UnisonoError, WorldError
+from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldError
 from unisono.system.disk import is_lasting
 from unisono.system.files import replace_file
-from unisono.system.hints import of_a_float
+from unisono.system.hints import of_a_mistake
+from unisono.system.messages import says_all, show_own_lines
 
 _LIBRARY = str(Path(os.__file__).resolve().parent)
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -53,7 +54,7 @@ class FailureReport:
     traceback: str  #: The traceback from the user's first frame on.
     #: ``file:line`` of the innermost frame outside unisono and Python's library, empty if there is none.
     location: str = ""
-    #: Whether the exception is a `UnisonoError`: its message says all, no traceback is needed.
+    #: Whether unisono has raised it on purpose: its message says all, no traceback is needed.
     is_unisono: bool = False
     is_secondary: bool  #: Whether it looks like the consequence of another rank's failure.
     is_config: bool = False  #: Whether a setting is wrong: then this is what the person must read.
@@ -64,18 +65,19 @@ class FailureReport:
     @classmethod
     def from_exception(cls, error: BaseException, rank: int, exit_code: int) -> "FailureReport":
         """Return the report of `error`, just caught in the worker of `rank`."""
+        show_own_lines(error)
         kept = error.__traceback__
-        if note := of_a_float(error):
+        if note := of_a_mistake(error):
             error.add_note(note)
         while kept is not None and _STARTUP_FILES.fullmatch(kept.tb_frame.f_code.co_filename):
             kept = kept.tb_next
         return cls(
             rank=rank,
             type_name=type(error).__name__,
-            message=_text(error),
+            message="\n".join([_text(error), *getattr(error, "__notes__", ())]),
             traceback="".join(traceback.format_exception(type(error), error, kept)),
             location=_user_location(kept),
-            is_unisono=isinstance(error, UnisonoError),
+            is_unisono=says_all(error),
             is_secondary=any(map(_blames_peer, _chain(error))),
             is_config=isinstance(error, ConfigError),
             is_final=isinstance(error, _FINAL) or is_lasting(error),

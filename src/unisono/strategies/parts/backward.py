@@ -38,7 +38,8 @@ def checked_loss(loss: Any, step: int, update: str | None = None) -> Tensor:
         whose = f" of the optimizer {update!r}" if update else ""
         raise StepError(
             f"step {step}: the loss depends on no trainable parameter{whose}. "
-            "Hint: compute it with the prepared model, outside torch.no_grad() and without .detach() or .item()."
+            "Hint: compute it with the prepared model, outside torch.no_grad() and without .detach(), .item() "
+            "or argmax."
         )
     return loss
 

@@ -1,9 +1,7 @@
-"""The program around a call: into how many names it unpacks the result, and what of a traceback is the program's."""
+"""The program around a call: into how many names it unpacks the result."""
 
 import dis
 import sys
-
-from unisono.system.messages import is_ours
 
 
 def check_unpacked(name: str, most: int, hint: str, *, depth: int = 2) -> None:
@@ -23,15 +21,3 @@ def check_unpacked(name: str, most: int, hint: str, *, depth: int = 2) -> None:
     one = next(following, None)
     if one is not None and one.opname == "UNPACK_SEQUENCE" and (one.arg or 0) > most:
         raise TypeError(f"{name} returns {most} things, and this line takes {one.arg}. Hint: {hint}")
-
-
-def cut_our_frames(error: Exception) -> None:
-    """Take the frames of ours before the program's own function out of an error's traceback.
-
-    Where no frame of the program, or of a library, follows ours, all stay.
-    """
-    kept = error.__traceback__
-    while kept is not None and is_ours(kept.tb_frame.f_code.co_filename):
-        kept = kept.tb_next
-    if kept is not None:
-        error.__traceback__ = kept
