@@ -106,7 +106,7 @@ def told(text):
     return lambda _, said: text in said
 
 
-@pytest.mark.parametrize("sign", [told("replicas on"), has("run/run.toml")], ids=["first line", "directory"])
+@pytest.mark.parametrize("sign", [told(", batch "), has("run/run.toml")], ids=["first line", "directory"])
 def test_before_the_first_step(tmp_path, sign):
     """Nothing is saved yet: that is told, with the command."""
     code, lines = interrupt(tmp_path, TRAIN, sign)
@@ -134,7 +134,7 @@ def test_in_the_midst(tmp_path, sign):
     [
         ("verify digits -n 1,2", "[2/2]", "Nothing is kept of the runs so far. Again: "),
         ("bench scaling digits -n 1,2", "worker", "Nothing is kept of the measurement. Again: "),
-        ("train digits -n 2", "replicas on", "Nothing is kept; --out DIR keeps runs. Again: "),
+        ("train digits -n 2", ", batch ", "Nothing is kept; --out DIR keeps runs. Again: "),
     ],
 )
 def test_what_keeps_nothing(tmp_path, typed, sign, kept):

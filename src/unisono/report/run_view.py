@@ -12,6 +12,7 @@ from unisono.observe.compare import changed_ledger
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
+from unisono.observe.speed import samples_per_s
 from unisono.scaling.study import STEP_PHASES
 
 _CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
@@ -89,9 +90,9 @@ class RunView:
         """Return (step, samples per second); checkpoints and evaluations left out."""
         sizes = {line["step"]: line["num_samples"] for line in self.ledger}
         return [
-            (step, sizes[step] / seconds)
+            (step, speed)
             for step, records in self.final_phases().items()
-            if step in sizes and (seconds := max(step_seconds(record) for record in records)) > 0
+            if step in sizes and (speed := samples_per_s([(sizes[step], max(map(step_seconds, records)))]))
         ]
 
     def led(self) -> list[StepPhases]:
