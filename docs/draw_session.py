@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).parent / "pictures" / "session.svg"
-COLUMNS = 102
+COLUMNS = 80
 UNISONO = (sys.executable, "-m", "unisono")
 
 
@@ -43,25 +43,24 @@ class Session:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def play(self, command: str, disturb: Callable[[str, int], str | None] | None = None) -> str:
-        """Run a command; show its first lines, what belongs to a disturbance, and its last lines."""
+        """Run a command; show its first line, what belongs to a disturbance or a resume, and the fingerprint."""
         self.say(f"$ {command}", "bold")
         program = [*UNISONO, *command.split()[1:]]
         process = subprocess.Popen(
             program, cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert process.stdout is not None
-        lines, shown = [], set(range(2))
+        lines, shown = [], {0}
         for line in process.stdout:
             lines.append(("", line.rstrip()))
             if line.startswith("fingerprint"):
                 shown.add(len(lines) - 1)
             if "unisono: " in line:
-                shown |= {len(lines) - 1, len(lines)}
+                shown.add(len(lines) - 1)
             if disturb is not None and (done := disturb(line, process.pid)):
                 lines.append(("red", done))
                 shown |= {len(lines) - 2, len(lines) - 1}
         process.wait()
-        shown.add(len(lines) - 1)
         for number, (style, line) in enumerate(lines):
             if number in shown:
                 self.say(line, style or ("green" if line.startswith(("fingerprint", "equal")) else ""))
@@ -92,10 +91,10 @@ def main() -> None:
     """Run the session and draw it."""
     with tempfile.TemporaryDirectory() as folder:
         session = Session(Path(folder))
-        session.play("unisono train digits -n 3 --out runs/disturbed", disturb)
+        session.play("unisono train digits -n 3 --out runs/killed", disturb)
         session.say("Killed")
-        disturbed = session.play("unisono train digits -n 1 --out runs/disturbed")
-        plain = session.play("unisono train digits -n 2 --out runs/plain")
+        disturbed = session.play("unisono train digits -n 1 --out runs/killed")
+        plain = session.play("unisono train digits -n 2 --out runs/undisturbed")
         assert fingerprint(disturbed) == fingerprint(plain), "the two runs differ"
     drawn = session.console.export_svg(title="killed twice, continued with another number of workers")
     PICTURE.write_text(re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL))

@@ -13,7 +13,7 @@ import pytest
 
 # SIGINT may be ignored in us (a test run in the background), and would be in what we start.
 START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-START += "from unisono.cli.main import main; main()"
+START += "from unisono.__main__ import main; main()"
 TRAIN = "train digits -n 2 --batch-size 16 --out run"
 
 
@@ -78,8 +78,11 @@ def is_probe(path):
     return re.fullmatch("[a-z0-9_]{8}", path.name) is not None and path.read_bytes() in (b"", b"blat")
 
 
-def interrupt(folder, typed, sign):
-    """Start a verb, press Ctrl-C when `sign` holds of what it has said and left; return code and what it said."""
+def interrupt(folder, typed, sign, signum=signal.SIGINT):
+    """Start a verb, press Ctrl-C when `sign` holds of what it has said and left; return code and what it said.
+
+    Or send the verb another signal.
+    """
     said, own = folder / "said", folder / "tmp"
     own.mkdir()
     with said.open("w") as error:
@@ -90,7 +93,10 @@ def interrupt(folder, typed, sign):
     while not sign(folder, said.read_text()):
         assert verb.poll() is None, said.read_text()
         time.sleep(0.001)
-    os.killpg(verb.pid, signal.SIGINT)  # as a terminal does: the workers get it, too
+    if signum == signal.SIGINT:
+        os.killpg(verb.pid, signum)  # as a terminal does: the workers get it, too
+    else:
+        verb.send_signal(signum)
     (folder / "pressed").touch()
     code = verb.wait(200)
     assert [path for path in Path("/proc").glob("[0-9]*") if session_of(path.name) == verb.pid] == []
@@ -106,7 +112,7 @@ def told(text):
     return lambda _, said: text in said
 
 
-@pytest.mark.parametrize("sign", [told("replicas on"), has("run/run.toml")], ids=["first line", "directory"])
+@pytest.mark.parametrize("sign", [told(", batch "), has("run/run.toml")], ids=["first line", "directory"])
 def test_before_the_first_step(tmp_path, sign):
     """Nothing is saved yet: that is told, with the command."""
     code, lines = interrupt(tmp_path, TRAIN, sign)
@@ -114,6 +120,45 @@ def test_before_the_first_step(tmp_path, sign):
     assert lines[-1] == (
         f"unisono train: interrupted. run holds no checkpoint yet. Again, from the beginning: unisono {TRAIN}"
     )
+
+
+def test_terminated_before_the_first_step(tmp_path):
+    """SIGTERM says the same as Ctrl-C."""
+    code, lines = interrupt(tmp_path, TRAIN, told(", batch "), signal.SIGTERM)
+    assert code == 143
+    assert lines[-1] == (
+        f"unisono train: terminated. run holds no checkpoint yet. Again, from the beginning: unisono {TRAIN}"
+    )
+
+
+LOADING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+module, signum = sys.argv[1], int(sys.argv[2])
+del sys.argv[1:3]
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signum)
+sys.meta_path.insert(0, Presses())
+from unisono.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("signum", "how"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+@pytest.mark.parametrize(
+    ("module", "who"),
+    [("unisono.cli.main", ""), ("unisono.cli.run", ""), ("unisono.nodes.start", " run")],
+)
+def test_while_it_is_being_loaded(tmp_path, module, who, signum, how):
+    """One line and no frame of ours, whatever is being imported."""
+    typed = [sys.executable, "-c", LOADING, module, str(int(signum)), "run", "-n", "2", "my job.py"]
+    (tmp_path / "my job.py").write_text("")
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True)
+    again = "Nothing was begun. Again: unisono run -n 2 'my job.py'"
+    assert (done.returncode, done.stdout) == (128 + signum, "")
+    assert done.stderr.lstrip() == f"unisono{who}: {how}. {again}\n"  # after a blank line of click's
 
 
 @pytest.mark.slow
@@ -134,7 +179,7 @@ def test_in_the_midst(tmp_path, sign):
     [
         ("verify digits -n 1,2", "[2/2]", "Nothing is kept of the runs so far. Again: "),
         ("bench scaling digits -n 1,2", "worker", "Nothing is kept of the measurement. Again: "),
-        ("train digits -n 2", "replicas on", "Nothing is kept; --out DIR keeps runs. Again: "),
+        ("train digits -n 2", ", batch ", "Nothing is kept; --out DIR keeps runs. Again: "),
     ],
 )
 def test_what_keeps_nothing(tmp_path, typed, sign, kept):

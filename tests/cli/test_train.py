@@ -90,7 +90,7 @@ def test_json_is_one_object_on_standard_output(reference):
     assert result["resumed_from_step"] == 0
     assert result == json.loads((out / "result.json").read_text())
     first, second, *_ = told.splitlines()
-    assert first == f"digits (cnn): 4 replicas on 1 worker, batch 16, 4 epochs; in {out}"
+    assert first == f"digits (cnn): 4 epochs, batch 16; in {out}"
     assert second == f"follow it: unisono watch {out}"
     losses = [float.fromhex(json.loads(line)["loss"]) for line in (out / "ledger.jsonl").read_text().splitlines()[-13:]]
     (last,) = re.findall(r"epoch 4/4  train_loss (\S+)  test_loss \S+  test_accuracy \S+  \d+\.\d s", told)

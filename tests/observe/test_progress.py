@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from terminal import run_on_terminal
-from unisono.observe.progress import ProgressLine, WorkLine
+from unisono.observe.progress import ProgressLine, WorkLine, pace
 
 
 @pytest.fixture(autouse=True)
@@ -21,16 +21,16 @@ def epochs_of(per_epoch, total):
 
 def test_plain_lines_in_a_pipe(capsys):
     """Piped, progress is whole lines on standard error without control characters; the last step is always told."""
-    with ProgressLine(20, epochs_of(10, 20)) as progress:
+    with ProgressLine(20, epochs_of(10, 20), speed=lambda: 2390.4) as progress:
         for step in range(1, 21):
-            progress.step(step, 1 / step, 64)
+            progress.step(step, 1 / step)
         progress.note("epoch 2/2  test_accuracy 0.9000")
     out, err = capsys.readouterr()
     assert out == ""
     assert "\x1b" not in err
     assert "\r" not in err
     told, noted = err.splitlines()
-    assert re.fullmatch(r"epoch 2/2  step 20/20  loss 0\.0500  [\d,]+ samples/s", told)
+    assert told == "epoch 2/2  step 20/20  loss 0.0500  now 2,390 samples/s"
     assert noted == "epoch 2/2  test_accuracy 0.9000"
 
 
@@ -40,7 +40,7 @@ def test_plain_lines_are_rare_but_come(capsys, monkeypatch):
     monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: float(next(seconds)))
     with ProgressLine(40, epochs_of(10, 40)) as progress:
         for step in range(1, 41):
-            progress.step(step, 1.0, 1)
+            progress.step(step, 1.0)
     assert 4 <= len(capsys.readouterr().err.splitlines()) <= 9
 
 
@@ -48,12 +48,13 @@ def test_plain_lines_tell_how_long_it_will_take(capsys, monkeypatch):
     """Six seconds a step, 34 of 40 steps (resumed after 30) are done, six are left; a share of data is asked for."""
     now = [0.0]
     monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: now[0])
-    with ProgressLine(40, epochs_of(10, 40), first_step=30, data_share=lambda: 0.25) as progress:
+    told = ProgressLine(40, epochs_of(10, 40), first_step=30, speed=lambda: 10.0, data_share=lambda: 0.25)
+    with told as progress:
         for step in range(31, 35):
             now[0] += 6
-            progress.step(step, 0.5, 60)
+            progress.step(step, 0.5)
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "epoch 4/4  step 34/40  loss 0.5000  10 samples/s data 25%  eta 0:00:36"
+        "epoch 4/4  step 34/40  loss 0.5000  now 10 samples/s  data wait 25%  eta 0:00:36"
     )
 
 
@@ -86,8 +87,8 @@ def test_the_bar_of_a_resumed_run_begins_in_its_epoch(monkeypatch):
 def test_other_ranks_are_silent(capsys):
     """Only the leader speaks."""
     with ProgressLine(2, epochs_of(1, 2), is_shown=False) as progress:
-        progress.step(1, 1.0, 1)
-        progress.step(2, 1.0, 1)
+        progress.step(1, 1.0)
+        progress.step(2, 1.0)
         progress.note("nothing")
     assert capsys.readouterr() == ("", "")
 
@@ -143,20 +144,23 @@ def test_work_of_other_ranks_is_silent(capsys, monkeypatch):
 SCRIPT = """
 import sys
 from unisono.observe.progress import ProgressLine, WorkLine
-total, per_epoch, loss, samples = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+total, per_epoch, loss, speed = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+last = int(sys.argv[5]) if len(sys.argv) > 5 else total
 words = lambda step: f"epoch {(step - 1) // per_epoch + 1}/{-(-total // per_epoch)}"
-with ProgressLine(total, words, first_step=total - 40, data_share=lambda: 0.123) as progress:
-    for step in range(total - 39, total + 1):
-        progress.step(step, loss, samples)
+with ProgressLine(total, words, first_step=total - 40, speed=lambda: speed, data_share=lambda: 0.123) as progress:
+    for step in range(total - 39, last + 1):
+        progress.step(step, loss)
         if step == total - 20:
             import unisono.observe.progress as observed
             observed._SHORT_S = observed._DRAWN_EVERY_S = 0.0
             for done in range(5):
                 progress.work("evaluation", done, 4)
-                progress._bar.refresh()
+                if progress._bar:
+                    progress._bar.refresh()
         if step % 10 == 0:
             progress.note(f"epoch 1/5  test_loss 0.1234  step {step}")
-        progress._bar.refresh()
+        if progress._bar:
+            progress._bar.refresh()
 """
 
 
@@ -183,8 +187,13 @@ def test_the_bar_fits_a_terminal_of_80_columns(arguments, has_all):
     if has_all:
         assert all("loss" in line and "epoch" in line and "/4690" in line for line in bars)
         assert "0.1234" in bars[-1]
-        assert "samples/s data 12%" in bars[-1]
+        assert "now 128 samples/s" in bars[-1]
         assert "4690/4690" in bars[-1]
+
+
+def test_a_wide_terminal_has_the_wait_for_data():
+    """At 100 columns there is room for the share of time that waits for data."""
+    assert "now 128 samples/s  data wait 12%" in visible_lines(on_terminal(100, "4690", "469", "0.1234", "128"))[-1]
 
 
 def test_the_bar_is_drawn_in_place():
@@ -204,3 +213,40 @@ def test_colours_only_where_they_are_wanted():
     assert re.search(coloured, on_terminal(100, *arguments))
     plain = on_terminal(100, *arguments, NO_COLOR="1")
     assert not re.search(coloured, plain) and "200/200" in plain
+
+
+@pytest.mark.parametrize("term", ["xterm", "xterm-256color"])
+def test_a_finished_bar_has_another_colour_than_an_empty_one(term):
+    """With eight colours too, where fine ones become each other's."""
+    screen = on_terminal(80, "200", "100", "0.5", "32", TERM=term)
+    colours = {*re.findall(r"\x1b\[([0-9;]+)m━", screen)}
+    assert colours == {"90", "36", "32"}  # empty, done, finished
+    assert "\x1b[32m━" in screen.splitlines()[-2]
+
+
+def test_a_run_that_stops_before_its_end():
+    """The bar ends at the last step that was done, says so, and has no time left; however rarely it was drawn."""
+    for last in (170, 181):
+        (bar,) = visible_lines(on_terminal(80, "200", "100", "0.5", "32", str(last)))[-1:]
+        assert re.fullmatch(rf"epoch 2/2 ━+[╸╺]?[━ ]* {last}/200 stopped, loss 0.5000 *", bar), bar
+    (bar,) = visible_lines(on_terminal(80, "200", "100", "0.5", "32", "160"))[-1:]
+    assert re.search(r" 160/200 stopped *$", bar), bar
+
+
+def test_a_narrow_terminal_has_the_numbers():
+    """At 40 columns the bar and the speed give way to epoch, step and loss."""
+    assert visible_lines(on_terminal(40, "460", "23", "0.0118", "2390"))[-1].split() == [
+        "epoch", "20/20", "460/460", "loss", "0.0118",
+    ]  # fmt: skip
+
+
+def test_a_terminal_that_cannot_draw_gets_lines():
+    """Where lines cannot be drawn again in place, they are those of a pipe."""
+    lines = visible_lines(on_terminal(80, "200", "100", "0.5", "32", TERM="dumb"))
+    assert "epoch 2/2  step 200/200  loss 0.5000  now 32 samples/s  data wait 12%" in lines
+
+
+def test_a_short_wait_for_data_is_not_told():
+    """It is worth a word from a twentieth of the time on."""
+    assert pace(1234.5, 0.04) == "  now 1,234 samples/s"
+    assert pace(None, 0.5) == "  data wait 50%"

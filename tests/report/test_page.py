@@ -26,6 +26,7 @@ class Reader(HTMLParser):
     def __init__(self, page: str):
         super().__init__(convert_charrefs=True)
         self.open, self.tags, self.attributes, self.text = [], [], [], []
+        self.num_unfolded = 0  # tables that need not be opened
         self.feed(page)
         self.close()
         assert self.open == []
@@ -35,6 +36,7 @@ class Reader(HTMLParser):
         self.attributes += [(tag, *pair) for pair in attrs]
         if tag not in VOID:
             self.open.append(tag)
+        self.num_unfolded += tag == "table" and "details" not in self.open
 
     def handle_startendtag(self, tag, attrs):
         self.tags.append(tag)
@@ -179,6 +181,15 @@ def test_curves_come_first(tmp_path):
     assert page.index(">Loss<") < page.index(">test_accuracy<") < page.index("In short") < page.index("Stragglers")
     page = page_of(write_study(tmp_path / "scaling.json", study()), out=tmp_path / "s.html")
     assert page.index("<table") < page.index("<figure")
+
+
+def test_findings_come_first_and_tables_are_folded(tmp_path):
+    """What a run has come to stands above its charts; every table of it has to be opened."""
+    page = page_of(make_run(tmp_path / "run"), out=tmp_path / "r.html")
+    finished, fingerprint = "Finished after 60 steps, with test_accuracy 0.97.", f"final weights: {0:064x}"
+    assert page.index(finished) < page.index(fingerprint) < page.index("<figure>") < page.index("In short")
+    assert "Stragglers" in page
+    assert read(page).num_unfolded == 0
 
 
 def test_long_curves_are_smoothed(tmp_path):

@@ -10,7 +10,7 @@ import click
 from unisono import __version__
 from unisono.cli.launch.options import UNDERSCORES
 from unisono.cli.options.lazy import LazyGroup
-from unisono.cli.output.outcome import INTERRUPTED, command_line, tidy
+from unisono.cli.output.outcome import INTERRUPTED, Terminated, command_line, hear_terminations, tidy
 
 VERBS = {
     "run": "Start a script on several processes, of one machine or more.",
@@ -178,6 +178,7 @@ def main() -> NoReturn:
     """Run the command line; exits with the verb's code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be other bytes than text, and go out as they came
         sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding == "utf-8" else "backslashreplace")
+    hear_terminations()
     try:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
@@ -188,4 +189,7 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):  # while options were read: what a verb has begun, it tells itself
         click.echo(f"unisono: interrupted. Nothing was begun. Again: {command_line()}", err=True)
         raise SystemExit(INTERRUPTED) from None
+    except Terminated:
+        click.echo(f"unisono: terminated. Nothing was begun. Again: {command_line()}", err=True)
+        raise
     raise SystemExit(0)

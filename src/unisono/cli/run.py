@@ -25,6 +25,7 @@ from unisono.system.machine import resolve_devices
 
 _NOT_MEANT = ("-m", "--module", "-h", "--help", "--help-all", "--version")
 """Options of the launcher that a script behind it mostly has too."""
+_LAUNCHES = "unisono.launches"
 
 
 def says(script: str, option: str) -> bool:
@@ -63,6 +64,11 @@ def split_own(script: str, args: tuple[str, ...], options: Sequence[click.Parame
     return ours, others
 
 
+def _kept(given: dict[str, Any]) -> str:
+    """Return what to say after Ctrl-C and SIGTERM: nothing once the launcher is there, which says it."""
+    return "" if _LAUNCHES in click.get_current_context().meta else f"Nothing was begun. Again: {command_line()}"
+
+
 @click.command(
     cls=ExplainedCommand,
     context_settings=AFTER_SCRIPT,
@@ -73,7 +79,7 @@ def split_own(script: str, args: tuple[str, ...], options: Sequence[click.Parame
 @field_options(TorchrunWords)
 @inert_options
 @program_arguments
-@verb("run", lambda _: "", keeps_runs=True)  # the launcher says it
+@verb("run", _kept, keeps_runs=True)
 def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> None:
     """Start SCRIPT on several processes of this machine; on several machines with --nnodes.
 
@@ -115,7 +121,9 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
     if settings.get("output") == "auto":
         settings["output"] = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"
     spec = LaunchSpec(target=target, workers=resolve_workers(workers, devices=devices), **settings)
-    start(spec, nodes.plan())
+    plan = nodes.plan()
+    click.get_current_context().meta[_LAUNCHES] = True
+    start(spec, plan)
 
 
 read_environment_too(run)

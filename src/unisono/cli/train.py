@@ -44,11 +44,11 @@ _NOT_KEPT = "nothing is kept\nto watch it, report or predict: the same command w
 def _first_lines(job: "TrainJob", kept: str | None) -> str:
     """Return what is known of a training before anything heavy begins."""
     options, hosts = job.options, job.nodes.max_nodes if job.nodes else 1
-    workers = counted(job.workers, "worker") + (f" on each of {hosts} hosts" if hosts > 1 else "")
+    where = f", {counted(job.workers, 'worker')} on each of {hosts} hosts" * (hosts > 1)
     told = f"in {kept}\nfollow it: {shlex.join(['unisono', 'watch', kept])}" if kept else _NOT_KEPT
     return (
-        f"{options.recipe} ({options.model}): {counted(options.replicas, 'replica')} on {workers}, batch "
-        f"{options.batch_size}, {counted(options.epochs, 'epoch')}; {told}"
+        f"{options.recipe} ({options.model}): {counted(options.epochs, 'epoch')}, batch {options.batch_size}{where}; "
+        f"{told}"
     )
 
 
@@ -130,11 +130,11 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
         for name, line in lines.items():
             click.echo(f"{name:<{width}}  {line}")
         total = result.get("totals", {})
-        more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
+        speed = f", mean {result['samples_per_s']:,.0f} samples/s within steps" if result.get("samples_per_s") else ""
         is_old = all(name in before and before[name] == result.get(name) for name in ("steps", "wall_s", "totals"))
+        more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
         click.echo(
             ("the run was complete before, this launch has computed nothing. It took: " if is_old else "")
             + ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
-            + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all)"
-            + more
+            + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all){speed}{more}"
         )

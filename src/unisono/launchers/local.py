@@ -98,8 +98,7 @@ def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
             count = outcome.wanted or len(decision.slots)
             tell(
                 f"{outcome.ending.what}{dropped} Restart {restarts.num_restarts} with {count} "
-                f"worker{'s' if count > 1 else ''} {restarts.start} ({restarts.num_without_progress} of "
-                f"{spec.max_restarts} restarts without progress)."
+                f"worker{'s' if count > 1 else ''} {restarts.start}{restarts.spent()}."
             )
         spec = _on_slots(spec, decision.slots, first, outcome.wanted)
         restarts.slots = restarts.slots if len(restarts.slots) == spec.workers else tuple(range(spec.workers))

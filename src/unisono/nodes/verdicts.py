@@ -135,10 +135,7 @@ def _after_failure(
     if isinstance(decision, GiveUp):
         text = failed.message + (f"\n{decision.reason}" if decision.reason else "")
         return Verdict(what="failed", text=text, exit_code=failed.exit_code or 1, rank=failed.ending.rank)
-    told = (
-        f"{merged.what} Restart {restarts.num_restarts} on all hosts {restarts.start} "
-        f"({restarts.num_without_progress} of {max_restarts} restarts without progress)."
-    )
+    told = f"{merged.what} Restart {restarts.num_restarts} on all hosts {restarts.start}{restarts.spent()}."
     return Verdict(what="again", text=told, history=[*past, asdict(merged)])
 
 

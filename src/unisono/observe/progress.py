@@ -15,6 +15,8 @@ PLAIN_EVERY_S = 5.0
 """Between two lines."""
 _DRAWN_EVERY_S = 0.1
 _SHORT_S = 0.5  # work that is done sooner is not worth a bar
+_WORTH_TELLING = 0.05  # a share of time that waits for data
+_WIDE, _MIDDLE = 100, 60  # columns with room for the whole line, and for all but the wait for data
 
 
 @final
@@ -26,6 +28,7 @@ class ProgressLine:
         words: Says where a step is, as ``epoch 1/3``.
         first_step: Steps done before (resume).
         is_shown: False on all ranks but the leader, and in silence.
+        speed: Returns samples per second of the last steps, None before the first one.
         data_share: Says which share of the time, 0 to 1, was spent waiting for data; asked only when it is shown.
 
     Attributes:
@@ -39,51 +42,52 @@ class ProgressLine:
         *,
         first_step: int = 0,
         is_shown: bool = True,
+        speed: Callable[[], float | None] = lambda: None,
         data_share: Callable[[], float] | None = None,
     ) -> None:
-        self._data_share, self._first = data_share, first_step
+        self._speed, self._data_share, self._first = speed, data_share, first_step
         self._is_shown = is_shown
         self._total, self._words = total_steps, words
-        self._samples, self._start = 0, time.monotonic()
-        self._asked, self._shown_share = -1.0, ""
+        self._start = time.monotonic()
+        self._asked, self._share = -1.0, 0.0
+        self._done = first_step, 0.0  # the last step that is done, and its loss
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        if is_shown and (console := _console()).is_terminal:
+        if is_shown and can_draw(console := _console()):
             self._bar = _bar(console)
             self._bar.start()
-            told = f"loss - {'-':>7} samples/s"
             epoch = self._words(min(first_step + 1, total_steps))
-            self._task = self._bar.add_task(epoch, total=total_steps, completed=first_step, told=told)
+            self._task = self._bar.add_task(epoch, total=total_steps, completed=first_step, told="starting")
         self._every_s = PLAIN_EVERY_S if self._bar is None else _DRAWN_EVERY_S
         self._next = self._start + self._every_s
         #: For what is done between steps and takes time: evaluations.
         self.work = WorkLine(is_shown=is_shown, beside=self._bar)
 
-    def step(self, step: int, loss: float, num_samples: int) -> None:
+    def step(self, step: int, loss: float) -> None:
         """Show that `step` is done, if it is time to."""
-        self._samples += num_samples
         if not self._is_shown:
             return
-        now = time.monotonic()
+        now, self._done = time.monotonic(), (step, loss)
         if now >= self._next or step == self._total:
             self._next = now + self._every_s
             self._show(step, loss, now)
 
     def _show(self, step: int, loss: float, now: float) -> None:
         epoch = self._words(step)
-        speed = f"{self._samples / max(now - self._start, 1e-9):,.0f}"
         if self._bar is not None and self._task is not None:
-            told = f"loss {loss:.4f} {speed:>7} samples/s{self._data(now)}"
-            self._bar.update(self._task, completed=step, description=epoch, told=told)
+            width = self._bar.console.width
+            how_fast = pace(self._speed(), self._data(now) if width >= _WIDE else 0.0) if width >= _MIDDLE else ""
+            self._bar.update(self._task, completed=step, description=epoch, told=f"loss {loss:.4f}{how_fast}")
             return
         left = eta(now - self._start, step - self._first, self._total - step)
-        self.note(f"{epoch}  step {step}/{self._total}  loss {loss:.4f}  {speed} samples/s{self._data(now)}{left}")
+        told = f"loss {loss:.4f}{pace(self._speed(), self._data(now))}{left}"
+        self.note(f"{epoch}  step {step}/{self._total}  {told}")
 
-    def _data(self, now: float) -> str:
+    def _data(self, now: float) -> float:
         """Return the share of time that waits for data, asked anew once a second."""
         if self._data_share is not None and now - self._asked >= 1:
-            self._asked, self._shown_share = now, f" data {self._data_share():.0%}"
-        return self._shown_share
+            self._asked, self._share = now, self._data_share()
+        return self._share
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""
@@ -91,9 +95,14 @@ class ProgressLine:
             _print(self._bar.console if self._bar else _console(), text)
 
     def close(self) -> None:
-        """Stop drawing and give the terminal back; safe to call twice."""
+        """Stop drawing, at the last step that is done, and give the terminal back; safe to call twice."""
         self.work.close()
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
+            self._bar.columns = self._bar.columns[:-1]  # no time is left
+            step, loss = self._done
+            if step < self._total:
+                told = f"stopped, loss {loss:.4f}" if step > self._first else "stopped"
+                self._bar.update(self._task, completed=step, description=self._words(max(1, step)), told=told)
             self._bar.stop()
             self._bar = None
         self._is_shown = False
@@ -127,14 +136,14 @@ class WorkLine:
         if what != self._what:
             self._end()
             self._what, self._began = what, now
-            self._next = now + (_SHORT_S if self._console.is_terminal else PLAIN_EVERY_S)
+            self._next = now + (_SHORT_S if can_draw(self._console) else PLAIN_EVERY_S)
         if 0 < total <= done:
             self._end()
         elif now >= self._next:
             self._show(done, total, now)
 
     def _show(self, done: int, total: int, now: float) -> None:
-        if not self._console.is_terminal:
+        if not can_draw(self._console):
             self._next = now + PLAIN_EVERY_S
             of = f"/{total:,}{eta(now - self._began, done, total - done)}" if total else ""
             _print(self._console, f"{self._what}  {done:,}{of}")
@@ -171,6 +180,12 @@ class WorkLine:
         self.close()
 
 
+def pace(speed: float | None, waiting: float) -> str:
+    """Return how fast the last steps were and which share of the time waits for data, as a line of progress goes on."""
+    told = "" if speed is None else f"  now {speed:,.0f} samples/s"
+    return told + (f"  data wait {waiting:.0%}" if waiting >= _WORTH_TELLING else "")
+
+
 def eta(seconds: float, done: int, left: int) -> str:
     """Return when as much as is left will be done, as a line of progress ends; nothing where nothing is left."""
     return f"  eta {timedelta(seconds=round(seconds / max(1, done) * left))}" if left else ""
@@ -182,12 +197,19 @@ def _console() -> "Console":
     return Console(file=sys.stderr, highlight=False)
 
 
+def can_draw(console: "Console") -> bool:
+    """Whether lines can be drawn again in place."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def _bar(console: "Console", *, goes: bool = False) -> "Progress":
-    """Return a bar; one that `goes` leaves no line behind."""
+    """Return a bar; one that `goes` leaves no line behind. On a narrow terminal the numbers stand without it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    # of the eight colours that every terminal has: finer ones become each other's on some
+    drawn = BarColumn(None, style="bright_black", complete_style="cyan", finished_style="green", pulse_style="cyan")
     return Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
+        TextColumn("{task.description}"), *([drawn] if console.width >= _MIDDLE else []), MofNCompleteColumn(),
         TextColumn("{task.fields[told]}"), TimeRemainingColumn(compact=True), console=console, transient=goes,
     )  # fmt: skip
 

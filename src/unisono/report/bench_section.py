@@ -14,7 +14,7 @@ LIMIT = "memcpy"
 BASE = "ddp"
 """The strategy that others are compared with."""
 
-_ALIKE = ("peak memory of a process, MB", "test accuracy, %")
+_LESS_IS_GOOD = ("peak memory of a process, MB", "sent in a step, KB")
 Row = Mapping[str, Any]
 
 
@@ -67,7 +67,7 @@ def _timings(
 def strategies_section(rows: Sequence[Row], title: str) -> Section:
     """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples.
 
-    Memory and accuracy, which differ little, are shown as differences from ``ddp`` where it was measured.
+    All are shown as differences from ``ddp`` where it was measured.
 
     Raises:
         ConfigError: No rows.
@@ -85,7 +85,7 @@ def strategies_section(rows: Sequence[Row], title: str) -> Section:
     for column, values in columns.items():
         found = dict(zip(names, values, strict=True))
         charts.append(
-            _differences(column, found) if column in _ALIKE and BASE in found else
+            _differences(column, found) if BASE in found else
             bar_view(column, {bar: {column: value} for bar, value in found.items()}, "strategy", spell_count,
                      finding=_ends(found))
         )  # fmt: skip
@@ -113,10 +113,15 @@ def _fastest(speeds: Mapping[str, float]) -> str:
 
 def _differences(column: str, values: Mapping[str, float]) -> Chart:
     """Return how far each value is from that of `BASE`."""
-    title = f"{column}, beside {BASE}'s {values[BASE]:.4g}"
+    title = f"{column}, beside {BASE}'s {spell_count(float(f'{values[BASE]:.4g}'))}"
     apart = {name: value - values[BASE] for name, value in values.items() if name != BASE}
-    rows = [[name, spell_count(value), f"{value - values[BASE]:+.2f}"] for name, value in values.items()]
+    rows = [[name, spell_count(value), _apart(value - values[BASE])] for name, value in values.items()]
     table = Table(title=column, head=["strategy", column, f"beside {BASE}"], rows=rows, numeric=frozenset({1, 2}))
-    drawing = difference_bars(title, apart, spell="{:+.2f}".format, less_is_good="memory" in column)
+    drawing = difference_bars(title, apart, spell=_apart, less_is_good=column in _LESS_IS_GOOD)
     note = f"Green: better than {BASE}. Orange: worse." if any(apart.values()) else ""
     return Chart(title=title, drawing=drawing, values=table, note=note, finding=_ends(values))
+
+
+def _apart(difference: float) -> str:
+    """Return a difference with its sign, in about three digits; ``same`` for none."""
+    return "same" if difference == 0 else f"{difference:+,.0f}" if abs(difference) >= 100 else f"{difference:+.3g}"

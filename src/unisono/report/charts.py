@@ -218,7 +218,7 @@ def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell, le
                 left, y, length, _BAR - 6, f"fill c{2 if (value < 0) == less_is_good else 5}", f"{bar}: {spell(value)}"
             )
         out.text(left - 6 if value < 0 else left + length + 6, y + 15, spell(value), at="end" if value < 0 else "start")
-    out.line([(middle, 4), (middle, 6 + _BAR * len(values))], "grid")
+    out.line([(middle, 4), (middle, 6 + _BAR * len(values))], "line limit")
     return out
 
 

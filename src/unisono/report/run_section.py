@@ -34,14 +34,15 @@ def run_section(run: RunView, num_runs: int) -> Section:
     """Return everything about one run."""
     charts = [*_curves(run, num_runs), *phases_by_rank(run), *_timeline(run)]
     folded = [
+        _overview(run),
+        *stragglers(run),
         Table(title="Score", head=["setting", "value"], rows=flat(run.score), mono=frozenset({1})),
         Table(title="Environment", head=["entry", "value"], rows=flat(run.environment), mono=frozenset({1})),
     ]
-    tables = [_overview(run), *stragglers(run)]
     folded += _checkpoints(run)
     return Section(
-        title=f"Run {run.name}", lines=[str(run.path)], findings=list(_findings(run)), tables=tables, charts=charts,
-        folded=[table for table in folded if table.rows], has_charts_first=True,
+        title=f"Run {run.name}", lines=[str(run.path)], findings=list(_findings(run)), charts=charts,
+        folded=[table for table in folded if table.rows],
     )  # fmt: skip
 
 
@@ -142,7 +143,9 @@ def _overview(run: RunView) -> Table:
     ):
         if result.get(key):
             rows.append([name, spell(max(result[key]) if "peak" in key else sum(result[key]))])
-    return Table(title="In short", head=["what", "value"], rows=rows, mono=frozenset({1}))
+    return Table(
+        title="In short: settings, speed, memory, bytes sent", head=["what", "value"], rows=rows, mono=frozenset({1})
+    )
 
 
 def _findings(run: RunView) -> Iterator[Remark]:
@@ -153,7 +156,11 @@ def _findings(run: RunView) -> Iterator[Remark]:
         yield Remark(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
     else:
         why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
-        yield Remark(text=f"Finished after {spell_count(result.get('steps', 0))} steps{why}.", tone="good")
+        metrics = ", ".join(f"{name} {_number(value)}" for name, value in result.get("metrics", {}).items())
+        told = f"Finished after {spell_count(result.get('steps', 0))} steps{why}{f', with {metrics}' * bool(metrics)}."
+        yield Remark(text=told, tone="good")
+        if "fingerprint" in result:
+            yield Remark(text=f"Fingerprint of the final weights: {result['fingerprint']}")
     if run.changed:
         yield Remark(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
     if run.damage:

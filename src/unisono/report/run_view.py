@@ -14,6 +14,7 @@ from unisono.observe.damage import describe_damage
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
+from unisono.observe.speed import samples_per_s
 from unisono.scaling.study import STEP_PHASES
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
@@ -93,9 +94,9 @@ class RunView:
         """Return (step, samples per second); checkpoints and evaluations left out."""
         sizes = {line["step"]: line["num_samples"] for line in self.ledger}
         return [
-            (step, sizes[step] / seconds)
+            (step, speed)
             for step, records in self.final_phases().items()
-            if step in sizes and (seconds := max(step_seconds(record) for record in records)) > 0
+            if step in sizes and (speed := samples_per_s([(sizes[step], max(map(step_seconds, records)))]))
         ]
 
     def led(self) -> list[StepPhases]:

@@ -33,7 +33,7 @@ class Reporter:
         loop = self._loop
         self._progress = ProgressLine(
             loop.total_steps, self._words, first_step=loop.step, is_shown=self._is_shown and self._leads,
-            data_share=partial(self._run.phases.share, DATA),
+            speed=self._run._progress.usage.now, data_share=partial(self._run.phases.share, DATA),
         )  # fmt: skip
 
     def _words(self, step: int) -> str:
@@ -60,7 +60,7 @@ class Reporter:
         self._losses += self._loop.loss
         self._steps += 1
         if self._progress is not None:
-            self._progress.step(self._loop.step, self._loop.loss, len(self._loop.indices))
+            self._progress.step(self._loop.step, self._loop.loss)
 
     def evaluating(self, num_samples: int) -> Callable[[], None]:
         """Return what is to be called after every batch of an evaluation, to show how far it is."""

@@ -283,8 +283,8 @@ class Run(RunState):
         score = functools.partial(describe_run, self, stepper.parts.description, self.strategy, loader)
         steps = stepper.steps(loader, last, score)
         if show_progress:
-            where = self._describe_start(), self.directory
-            steps = shown(steps, self.world, where, last, loader.cuts, lambda: stepper.loss, self.phases)
+            steps = shown(steps, self.world, (self._describe_start(), self.directory), last, loader.cuts,
+                          lambda: stepper.loss, self.phases, self._progress.usage.now)  # fmt: skip
         return self._joined.over(steps)
 
     @answers_keywords

@@ -28,7 +28,7 @@ def test_a_curve():
     assert curve(spiked, 18, 1)[0].startswith("     10.9")  # of ten steps one column: its mean
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 160, 200])
 def test_the_screen_has_room(width, tmp_path):
     """No line is longer than the terminal, and what matters is on it."""
     run = WatchedRun(make_run(tmp_path / "run", workers=3, slow=1, launches=((1, 40), (31, 60))))
@@ -36,6 +36,27 @@ def test_the_screen_has_room(width, tmp_path):
     assert max(map(len, text.splitlines())) <= width
     for word in ("run finished", "step 60", "slow", "launch 2", "10 steps computed again", "free on the disk"):
         assert word in " ".join(text.replace("│", " ").split()), word
+
+
+def test_a_narrow_screen_breaks_nothing(tmp_path):
+    """At 40 columns lines end between two facts, bars have all their letters, and a score has its last value."""
+    run = WatchedRun(make_run(tmp_path / "run", result=False, last_step=460))
+    lines = [line.strip("│ ") for line in shown([run], 40).splitlines()]
+    assert "step 60 of 460  epoch 1" in lines
+    assert "now 1,778 samples/s" in lines
+    assert "loss, steps 1 to 60, log scale" in lines
+    assert "0   37.8 ms  FFFFBBBBBBBRRC" in [line.rstrip() for line in lines]
+    assert [line for line in lines if line.startswith("test_accuracy") and line.endswith("█ 0.9833")]
+    assert not [line for line in lines if "…" in line]
+
+
+def test_a_wide_screen_has_two_columns(tmp_path):
+    """From 114 columns on the loss stands beside scores and ranks."""
+    run = WatchedRun(make_run(tmp_path / "run"))
+    assert "loss, steps 1 to 60, log scale" in shown([run], 160)
+    for width, is_beside in ((110, False), (114, True)):
+        (line,) = [line for line in shown([run], width).splitlines() if "loss, steps" in line]
+        assert ("test_accuracy" in line) is is_beside
 
 
 def test_many_ranks_and_runs(tmp_path):
@@ -49,7 +70,7 @@ def test_many_ranks_and_runs(tmp_path):
 def test_the_headline(tmp_path):
     """One line for the page."""
     run = WatchedRun(make_run(tmp_path / "run"))
-    assert headline(run) == "run finished: step 60, epoch 1, 644 samples/s · loss 0.0333  test_accuracy 0.9833"
+    assert headline(run) == "run finished: step 60, epoch 1, mean 1,600 samples/s · loss 0.0333  test_accuracy 0.9833"
 
 
 def test_the_loss_is_shown_once(tmp_path):
@@ -87,7 +108,7 @@ def test_scores_have_curves(tmp_path):
             json.dumps({"step": step, "epoch": 1, "values": {"lr/0": 0.1 / step}}) + "\n" for step in (61, 62)
         )
     text = shown([WatchedRun(path)], 80)
-    assert "test_accuracy ▁▅▇▇██ 0.9833 (0.9000 to 0.9833)" in text
+    assert "test_accuracy ▁▁▁▁▁▁▅▅▅▅▅▅▇▇▇▇▇▇▇▇▇▇▇▇████████████ 0.9833 (0.9000 to 0.9833)" in text
     assert "lr ▁" not in text
 
 

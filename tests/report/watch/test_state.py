@@ -27,7 +27,13 @@ def test_a_finished_run(tmp_path):
     facts = run.facts()
     assert (facts["workers"], facts["launches"], facts["eta_s"], facts["steps"]) == (2, 1, None, None)
     assert facts["phases_s"]["1"]["backward"] == pytest.approx(0.020)
-    assert facts["samples_per_s"] == pytest.approx(50 * 64 / (49 * 0.1 + 0.066))  # the last 50 steps, 100 ms apart
+    assert (facts["samples_per_s"], facts["speed_is"]) == (1600.0, "mean")  # that of its summary
+
+
+def test_how_fast_it_is_now(tmp_path):
+    """Over the last 50 steps, and the time within them alone: no evaluation, no checkpoint, no pause between two."""
+    facts = WatchedRun(make_run(tmp_path / "run", result=False)).facts()
+    assert (facts["samples_per_s"], facts["speed_is"]) == (pytest.approx(64 / 0.036), "now")
 
 
 def test_it_grows(tmp_path):
@@ -36,7 +42,7 @@ def test_it_grows(tmp_path):
     (path / "run.lock").write_text(holder(os.getpid()))
     run = WatchedRun(path)
     assert (run.state, run.step, run.num_steps) == ("training", 60, 460)
-    assert run.eta_s == pytest.approx((460 - 60) * 64 / run.samples_per_s)
+    assert run.eta_s == pytest.approx((460 - 60) * (49 * 0.1 + 0.066) / 50)  # on the clock, as the last 50 steps
     assert run.facts()["leader_memory_bytes"] > 1 << 20
     assert not run.poll()
     line = {"step": 61, "epoch": 2, "num_samples": 64, "loss": (0.5).hex()}

@@ -4,8 +4,10 @@ import functools
 import inspect
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -17,7 +19,22 @@ from unisono.errors import ConfigError, DataError, RunStopped, UnisonoError, Wor
 USAGE_ERROR = 2
 FAILED = 1
 INTERRUPTED = 130
+TERMINATED = 143
 _LONGEST_LINE = 2400
+
+
+class Terminated(SystemExit):
+    """SIGTERM came: the program ends with 143, after it has said what is kept."""
+
+
+def hear_terminations() -> None:
+    """Let SIGTERM end the program by an exception, as Ctrl-C does, unless it is ignored or answered already."""
+
+    def end(signum: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated(TERMINATED)
+
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
 
 
 def tidy(message: str) -> str:
@@ -91,8 +108,8 @@ def perform(
     Args:
         verb: Named in the message.
         action: The work; returns an exit code, None for success.
-        interrupted: Returns what to say after Ctrl-C: what is kept, and the command that goes on; None: the command;
-            nothing where it returns nothing.
+        interrupted: Returns what to say after Ctrl-C and SIGTERM: what is kept, and the command that goes on; None: the
+            command; nothing where it returns nothing.
         keeps_runs: Whether a run that was asked to stop, and has saved, is there to go on with: then that is the code.
 
     Raises:
@@ -100,8 +117,8 @@ def perform(
         RuntimeError: As it came; not where Ctrl-C is its cause.
 
     Returns:
-        0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 141
-        when the reader of the output went away; 1 for any other error of ours.
+        0 on success; 2 for wrong settings; a failed worker's own code (128 + n for signal n); 130 after Ctrl-C; 143
+        after SIGTERM; 141 when the reader of the output went away; 1 for any other error of ours.
     """
     try:
         return action() or 0
@@ -111,8 +128,8 @@ def perform(
         if keeps_runs or interrupted is None:
             raise
         return _interrupted(verb, interrupted)
-    except KeyboardInterrupt:
-        return _interrupted(verb, interrupted)
+    except (KeyboardInterrupt, Terminated) as error:
+        return _interrupted(verb, interrupted, error)
     except BrokenPipeError:
         # Nothing may be written at exit either: the interpreter would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
@@ -123,13 +140,15 @@ def perform(
             return error.exit_code
         return USAGE_ERROR if isinstance(error, ConfigError | DataError) else FAILED
     except RuntimeError as error:
-        if not isinstance(error.__cause__, KeyboardInterrupt):
+        if not isinstance(error.__cause__, KeyboardInterrupt | Terminated):
             raise
-        return _interrupted(verb, interrupted)  # in the midst of an import: until 3.12 a class that is made wraps it
+        # in the midst of an import: until 3.12 a class that is made wraps it
+        return _interrupted(verb, interrupted, error.__cause__)
 
 
-def _interrupted(verb: str, what: Callable[[], str] | None) -> int:
+def _interrupted(verb: str, what: Callable[[], str] | None, by: BaseException | None = None) -> int:
     said = what() if what is not None else f"Again: {command_line()}"
+    how, code = ("terminated", TERMINATED) if isinstance(by, Terminated) else ("interrupted", INTERRUPTED)
     if said:
-        click.echo(f"unisono {verb}: interrupted. {said}", err=True)
-    return INTERRUPTED
+        click.echo(f"unisono {verb}: {how}. {said}", err=True)
+    return code

@@ -70,6 +70,11 @@ class Restarts:
     def __post_init__(self) -> None:
         self.slots = self.slots or tuple(range(self.workers))
 
+    def spent(self) -> str:
+        """Return how many of the restarts that are allowed are gone, in brackets; nothing where none is."""
+        spent = f" ({self.num_without_progress} of {self.max_restarts} restarts without progress)"
+        return spent * (self.num_without_progress > 0)
+
     def judge(self, ending: Ending) -> Again | GiveUp:
         """Take one attempt's ending into account and say what to do."""
         if self.max_restarts == 0:

@@ -1,5 +1,6 @@
 """What `unisono watch` draws in a terminal: plain values to text, by rich."""
 
+import itertools
 import math
 import shlex
 import statistics
@@ -23,15 +24,19 @@ _COLOURS = {
     "checkpoint": "red", "evaluate": "white", "other": "bright_black",
 }  # fmt: skip
 _TONES = {"finished": "green", "training": "cyan", "starting": "cyan"}
-_BAR = 24
+_SIDE_BY_SIDE = 110  # columns from which the loss stands beside what is measured
+_GAP = 3
+_MOST_BAR = 60
 _MOST_RANKS = 16
 _MOST_SCORES = 4
+_LEAST_CURVE = 8
 
 
 def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
     """Return a curve as lines of text, the newest point at the right; on a logarithmic scale where all are above zero.
 
-    Where there are more points than columns, a column shows the mean of its stretch.
+    Where there are more points than columns, a column shows the mean of its stretch; where there are fewer, each point
+    takes several columns.
 
     Args:
         points: (x, y); what is not finite is left out.
@@ -39,7 +44,7 @@ def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> lis
         height: Lines.
     """
     columns = max(8, width - 10)
-    values = _means([y for _, y in points if math.isfinite(y)], columns)
+    values = _spread([y for _, y in points if math.isfinite(y)], columns)
     if not values:
         return []
     eighths = _eighths(values, height, is_log=min(values) > 0)
@@ -51,10 +56,10 @@ def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> lis
     return lines
 
 
-def _means(values: Sequence[float], most: int) -> list[float]:
-    count = min(len(values), most)
-    parts = (values[n * len(values) // count : (n + 1) * len(values) // count] for n in range(count))
-    return [statistics.fmean(part) for part in parts]
+def _spread(values: Sequence[float], columns: int) -> list[float]:
+    """Return one value for each column, the mean of its stretch; nothing of nothing."""
+    ends = [n * len(values) // columns for n in range(columns + 1 if values else 0)]
+    return [statistics.fmean(values[first : max(last, first + 1)]) for first, last in itertools.pairwise(ends)]
 
 
 def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> list[int]:
@@ -79,41 +84,58 @@ def _panel(run: WatchedRun, width: int, height: int) -> "Panel":
     facts = run.facts()
     state = facts["state"]
     parts: list[Text | Table] = [Text(line) for line in _where(run, width)]
-    if run.losses:
-        heading = f"loss, steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}"
-        heading += ", on a logarithmic scale" if min(loss for _, loss in run.losses) > 0 else ""
-        parts += [Text(heading, style="dim"), *(Text(line) for line in curve(run.losses, width, height))]
-    parts += [Text(line) for line in _scores(run, width)]
+    is_wide = width >= _SIDE_BY_SIDE
+    half = (width - _GAP) // 2 if is_wide else width
+    left: list[Text | Table] = [*_loss(run, half, height + 3 * is_wide)]
+    right: list[Text | Table] = [Text(line) for line in _scores(run, half)]
     if run.ranks:
-        parts += [_ranks(run), *_legend(run, width)]
+        right += [_ranks(run, half), *_legend(run, half)]
+    parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
     parts += [Text(line, style="yellow") for line in _events(run)]
     used = facts["leader_memory_bytes"]
     told = [f"{spell_bytes(facts['disk_free_bytes'])} free on the disk"]
     told += [f"{spell_bytes(used)} of memory in the leader"] if used else []
-    parts.append(Text("; ".join(told), style="dim"))
+    parts += [Text(line, style="dim") for line in _packed(told, width)]
     title = Text.assemble((run.name, "bold"), " ", (state, _TONES.get(state, "red")))
     return Panel(Group(*parts), title=title, title_align="left")
 
 
+def _loss(run: WatchedRun, width: int, height: int) -> "Iterator[Text]":
+    from rich.text import Text
+
+    if run.losses:
+        scale = ", log scale" if min(loss for _, loss in run.losses) > 0 else ""
+        yield Text(f"loss, steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}{scale}", style="dim")
+        yield from map(Text, curve(run.losses, width, height))
+
+
+def _beside(left: "Iterable[Text | Table]", right: "Iterable[Text | Table]", width: int) -> "Table":
+    """Return two columns of `width` each."""
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    table.add_column(width=width)
+    table.add_column(width=width)
+    table.add_row(Group(*left), Group(*right))
+    return table
+
+
 def headline(run: WatchedRun) -> str:
     """Return one line: the run, its state, how far and how fast it is, and its last values."""
-    return f"{run.name} {run.state}: {_progress(run)} · {_values(run)}".rstrip(" ·")
+    return f"{run.name} {run.state}: {', '.join(_progress(run))} · {'  '.join(_listed(run))}".rstrip(" ·")
 
 
-def _progress(run: WatchedRun) -> str:
+def _progress(run: WatchedRun) -> Iterator[str]:
     facts = run.facts()
-    told = f"step {run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "") + f", epoch {facts['epoch']}"
+    yield f"step {run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "")
+    yield f"epoch {facts['epoch']}"
     if facts["samples_per_s"]:
-        told += f", {spell_count(round(facts['samples_per_s']))} samples/s"
+        yield f"{facts['speed_is']} {spell_count(round(facts['samples_per_s']))} samples/s"
     if facts["eta_s"] is not None:
-        told += f", {timedelta(seconds=round(facts['eta_s']))} left"
+        yield f"{timedelta(seconds=round(facts['eta_s']))} left"
     if facts["state"] in {"silent", "ended"} and math.isfinite(run.silent_s):
-        told += f"; the last step was {spell_seconds(run.silent_s)} ago"
-    return told
-
-
-def _values(run: WatchedRun) -> str:
-    return "  ".join(_listed(run))
+        yield f"last step {spell_seconds(run.silent_s)} ago"
 
 
 def _listed(run: WatchedRun) -> list[str]:
@@ -149,8 +171,10 @@ def _scores(run: WatchedRun, width: int) -> Iterator[str]:
     names = max((len(name) for name, _ in found), default=0)
     for name, values in found:
         told = f"{_spelt(values[-1])} ({_spelt(min(values))} to {_spelt(max(values))})"
-        columns = max(8, min(40, width - names - len(told) - 2))
-        cells = "".join(_EIGHTHS[eighth] for eighth in _eighths(_means(values, columns), 1))
+        if width - names - len(told) - 2 < _LEAST_CURVE:
+            told = _spelt(values[-1])
+        columns = max(_LEAST_CURVE, min(40, width - names - len(told) - 2))
+        cells = "".join(_EIGHTHS[eighth] for eighth in _eighths(_spread(values, columns), 1))
         yield f"{name:<{names}} {cells} {told}"
 
 
@@ -161,7 +185,7 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     workers = counted(facts["workers"], "worker")
     if run.score:
         yield f"{name}, {run.score.get('replicas', '?')} replicas" + f" on {workers}" * bool(run.ranks)
-    yield _progress(run)
+    yield from _packed(_progress(run), width)
     if run.num_steps and "stopped_by" not in run.result:
         share = min(1.0, run.step / run.num_steps)
         full = round(share * (width - 7))
@@ -188,21 +212,21 @@ def _ended(run: WatchedRun) -> Iterator[str]:
     yield f"next: {shlex.join(['unisono', 'report', plain(str(run.path))])}"
 
 
-def _ranks(run: WatchedRun) -> "Table":
+def _ranks(run: WatchedRun, width: int) -> "Table":
     """Return where each rank's time goes, of its last steps."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("rank", "step takes", "where its time goes", ""):
-        table.add_column(name, header_style="dim", justify="left" if name.startswith("where") else "right")
+    bar = max(8, min(_MOST_BAR, width - len("rank  one step    slow")))
+    for name in ("rank", "one step", "time goes to", ""):
+        table.add_column(name, header_style="dim", justify="left" if name.startswith("time") else "right")
     lost, slowest = run.lost(), run.slowest()
     for number, rank in sorted(run.ranks.items())[:_MOST_RANKS]:
         phases = rank.phases()
         note = "gone" if number in lost else "slow" if number == slowest else ""
-        table.add_row(
-            str(number), spell_seconds(sum(phases.values())) if phases else "-", _bar(rank), Text(note, style="yellow")
-        )
+        took = spell_seconds(sum(phases.values())) if phases else "-"
+        table.add_row(str(number), took, _bar(rank, bar), Text(note, style="yellow"))
     if len(run.ranks) > _MOST_RANKS:
         table.add_row("...", "", Text(f"{len(run.ranks) - _MOST_RANKS} more"), "")
     return table
@@ -220,8 +244,8 @@ def _legend(run: WatchedRun, width: int) -> "Iterator[Text]":
         yield words
 
 
-def _bar(rank: RankState) -> "Text":
-    """Return a rank's phases as coloured blocks; where there is no colour, each as its letter."""
+def _bar(rank: RankState, columns: int) -> "Text":
+    """Return a rank's phases as coloured blocks in so many columns; where there is no colour, each as its letter."""
     from rich.text import Text
 
     phases = rank.phases()
@@ -230,7 +254,7 @@ def _bar(rank: RankState) -> "Text":
     done, drawn = 0.0, 0
     for phase, seconds in phases.items():
         done += seconds
-        upto = round(done / whole * _BAR)
+        upto = round(done / whole * columns)
         out.append(phase[0].upper() * (upto - drawn), style=f"{_COLOURS.get(phase, 'white')} reverse")
         drawn = upto
     return out

@@ -13,13 +13,14 @@ from typing import Any, final
 from unisono.errors import ConfigError
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
+from unisono.observe.speed import WINDOW, samples_per_s
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
 from unisono.report.run_view import check_run, ledger_damage
+from unisono.scaling.study import STEP_PHASES
 from unisono.system.processes import boot_id, look_at
 
 MOST_POINTS = 2000
-_WINDOW = 50
 _SILENT_S = 30.0
 _BEHIND_S = 2.0
 """Ranks write what they took once a second; so much more, and three steps, is too long."""
@@ -35,7 +36,7 @@ class RankState:
     step: int = 0  #: The last one that is written.
     first: int = 0  #: The first one.
     ended_s: float = 0.0  #: When that had ended, in seconds since 1970.
-    steps: deque[tuple[int, float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    steps: deque[tuple[int, float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Step, when it began, and its seconds by phase."""
 
     def longest(self) -> float:
@@ -114,7 +115,7 @@ class WatchedRun:
             self._sizes[self.step] = line["num_samples"]
         if len(self.losses) > 2 * MOST_POINTS:
             self.losses = thin(self.losses, MOST_POINTS)
-        while len(self._sizes) > 4 * _WINDOW:
+        while len(self._sizes) > 4 * WINDOW:
             del self._sizes[next(iter(self._sizes))]
 
     def _poll_logged(self) -> None:
@@ -210,21 +211,29 @@ class WatchedRun:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of the last steps, on the clock: with evaluations and checkpoints."""
-        found = [rank for rank in self.ranks.values() if len(rank.steps) > 1]
-        if not found:
-            return None
-        rank = max(found, key=lambda rank: rank.step)
-        seconds = rank.ended_s - rank.steps[0][1]
-        return sum(self._sizes.get(step, 0) for step, _, _ in rank.steps) / seconds if seconds > 0 else None
+        """Now, over the last steps of the rank that is ahead; of a run that has ended the mean of its last launch."""
+        if self.speed_is == "mean":
+            return float(self.result["samples_per_s"])
+        return samples_per_s(
+            (self._sizes[step], sum(seconds.get(phase, 0.0) for phase in STEP_PHASES))
+            for step, _, seconds in self._ahead().steps if step in self._sizes
+        )  # fmt: skip
+
+    @property
+    def speed_is(self) -> str:
+        """``now`` or ``mean``."""
+        return "mean" if self.result.get("samples_per_s") and self.state in {"finished", "stopped"} else "now"
+
+    def _ahead(self) -> RankState:
+        return max(self.ranks.values(), key=lambda rank: rank.step, default=RankState())
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last step, where its number is known."""
-        speed, size = self.samples_per_s, self._sizes.get(self.step)
-        if not (self.num_steps and speed and size) or self.state != "training":
+        """Seconds until the last step, where its number is known, by the clock: the last steps and what was between."""
+        steps = self._ahead().steps
+        if not (self.num_steps and len(steps) > 1) or self.state != "training":
             return None
-        return (self.num_steps - self.step) * float(self.score.get("batch_size", size)) / speed
+        return (self.num_steps - self.step) * (self._ahead().ended_s - steps[0][1]) / len(steps)
 
     def lost(self) -> list[int]:
         """Return the ranks that have written nothing for long while others have: the run goes on without them."""
@@ -256,7 +265,8 @@ class WatchedRun:
         return {
             "run": str(self.path), "state": self.state, "step": self.step, "steps": self.num_steps,
             "epoch": self.epoch + 1, "loss": self.losses[-1][1] if self.losses else None, "metrics": self.metrics,
-            "samples_per_s": self.samples_per_s, "eta_s": self.eta_s, "workers": len(live), "lost": self.lost(),
+            "samples_per_s": self.samples_per_s, "speed_is": self.speed_is, "eta_s": self.eta_s,
+            "workers": len(live), "lost": self.lost(),
             "slowest": self.slowest(), "launches": len(self.launches), "disk_free_bytes": free,
             "damage": self.damage(), "leader_memory_bytes": self._memory(),
             "phases_s": {str(n): r.phases() for n, r in live.items()},

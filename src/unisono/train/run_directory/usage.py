@@ -2,11 +2,13 @@
 
 import resource
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, final
 
 from unisono.collectives.transport import Transport
 from unisono.observe.phases import PHASES
+from unisono.observe.speed import WINDOW, samples_per_s
 
 
 @final
@@ -15,6 +17,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._num_samples, self._num_steps, self._seconds, self._began = 0, 0, 0.0, 0.0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
 
     def spent(self) -> dict[str, float]:
         """Return what this process has spent: ``steps``, their ``samples``, and ``step_s``, the seconds in them."""
@@ -29,7 +32,13 @@ class Usage:
         if is_first:
             self._num_samples += num_samples
             self._num_steps += 1
-        self._seconds += time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._began
+        self._seconds += seconds
+        self._recent.append((num_samples if is_first else 0, seconds))
+
+    def now(self) -> float | None:
+        """Return samples per second of this process's last steps; None before the first one."""
+        return samples_per_s(self._recent)
 
     def summary(self, transport: Transport, phases: Sequence[int]) -> dict[str, Any]:
         """Return samples per second of the slowest rank, and all ranks' costs; `phases` are nanoseconds; collective."""
@@ -37,8 +46,9 @@ class Usage:
         sent = transport.bytes_sent // max(1, self._num_steps)
         told = transport.all_gather_json([peak, sent, list(phases), self._seconds])
         seconds = max(rank[3] for rank in told)  # hosts time by themselves; all must tell the same
+        speed = samples_per_s([(self._num_samples, seconds)])
         return {
-            "samples_per_s": round(self._num_samples / seconds, 1) if seconds else None,
+            "samples_per_s": None if speed is None else round(speed, 1),
             "peak_memory_bytes": [rank[0] for rank in told],
             "bytes_sent_per_step": [rank[1] for rank in told],
             "phases_s": {name: [round(rank[2][i] / 1e9, 6) for rank in told] for i, name in enumerate(PHASES)},

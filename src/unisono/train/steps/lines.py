@@ -17,7 +17,7 @@ from pathlib import Path
 from unisono.data.plans.batch_schedule import Cuts
 from unisono.launchers.cell import CellBar, cell_bar
 from unisono.observe.phases import DATA, PhaseClock
-from unisono.observe.progress import PLAIN_EVERY_S, eta
+from unisono.observe.progress import PLAIN_EVERY_S, eta, pace
 from unisono.system.heartbeat import Reading
 from unisono.system.messages import tell
 from unisono.train.steps.loop import Batch
@@ -28,7 +28,7 @@ Where = tuple[str, Path | None]
 
 def shown(
     steps: Generator[Batch], world: World, where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float],
-    phases: PhaseClock,
+    phases: PhaseClock, speed: Callable[[], float | None],
 ) -> Generator[Batch]:  # fmt: skip
     """Pass on a run's batches, and show how far they are, if this process is the leader's and has where to show it.
 
@@ -40,11 +40,12 @@ def shown(
         cuts: Where epochs end, if that is known.
         loss: Returns that of the step before.
         phases: Knows which share of the time went into waiting for data.
+        speed: Returns samples per second of the last steps.
     """
     if not world.is_leader or threading.current_thread() is not threading.main_thread():
         return steps
     if sys.stderr is not None and sys.stderr.isatty():
-        return with_lines(steps, where, last, cuts, loss, phases)
+        return with_lines(steps, where, last, cuts, loss, phases, speed)
     bar = cell_bar()
     return with_bar(steps, bar, last, loss) if bar.is_drawn else steps
 
@@ -69,10 +70,11 @@ def _told(done: int, last: int, loss: Callable[[], float]) -> dict[int, Reading]
 
 
 def with_lines(
-    steps: Generator[Batch], where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float], phases: PhaseClock
-) -> Generator[Batch]:
+    steps: Generator[Batch], where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float],
+    phases: PhaseClock, speed: Callable[[], float | None],
+) -> Generator[Batch]:  # fmt: skip
     """Pass on batches, and show lines; the arguments are those of `shown`."""
-    begun, following, first, num_samples = 0.0, 0.0, 0, 0
+    begun, following, first = 0.0, 0.0, 0
     is_known = last < sys.maxsize  # not of a stream without an end
     total, of = (f"/{last}", f"/{cuts.epoch_of(last) + 1}") if is_known and cuts is not None else ("", "")
     with closing(steps):
@@ -83,15 +85,13 @@ def with_lines(
                 _tell(_start(*where))
             yield batch
             now = time.monotonic()
-            num_samples += len(batch.indices)
             if now < following and batch.step != last:
                 continue
             following = now + PLAIN_EVERY_S
-            spent = max(now - begun, 1e-9)
-            left = eta(spent, batch.step - first + 1, last - batch.step) if is_known else ""
+            left = eta(now - begun, batch.step - first + 1, last - batch.step) if is_known else ""
             _tell(
-                f"epoch {batch.epoch + 1}{of}  step {batch.step}{total}  loss {loss():.4f}  "
-                f"{num_samples / spent:,.0f} samples/s data {phases.share(DATA):.0%}{left}"
+                f"epoch {batch.epoch + 1}{of}  step {batch.step}{total}  loss {loss():.4f}"
+                f"{pace(speed(), phases.share(DATA))}{left}"
             )
 
 
