@@ -12,9 +12,9 @@ from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
 from unisono.train.guards.checks import plain_numbers
 from unisono.train.guards.done_loops import nothing_to_do
+from unisono.train.guards.early_end import EarlyEnd
 from unisono.train.intervals import Every, due
 from unisono.train.launcher_link import LauncherLink
-from unisono.train.run_directory.early_end import EarlyEnd
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.usage import Usage
 from unisono.train.trained_parts import Parts
