@@ -5,7 +5,7 @@ import re
 import symtable
 import warnings
 from collections.abc import Iterator
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -33,6 +33,7 @@ class Source:
             self.symbols = symtable.symtable(text, "script", "exec")
         self.lines = text.replace("\r\n", "\n").split("\n")  # as Python counts: a form feed ends no line
         self._parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self._found: dict[tuple[type[ast.AST], ast.AST], list[Any]] = {}  # what `nodes` has yielded
         self._imported = dict(self._imports())
         self._asked: set[str] = set()
         self._assigned: dict[str, list[ast.Assign | ast.AnnAssign]] = {}
@@ -42,8 +43,12 @@ class Source:
 
     def nodes(self, kind: type[_Node], within: ast.AST | None = None) -> Iterator[_Node]:
         """Yield all nodes of a kind, in the order of the text."""
-        found = [node for node in ast.walk(within or self.tree) if isinstance(node, kind)]
-        yield from sorted(found, key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+        asked = kind, within or self.tree
+        if asked not in self._found:
+            found = [node for node in ast.walk(asked[1]) if isinstance(node, kind)]
+            found.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+            self._found[asked] = found
+        yield from self._found[asked]
 
     def name(self, node: ast.AST | None) -> str:
         """Return the dotted name of an expression with imports resolved, or an empty string: ``dist.barrier`` after
