@@ -225,6 +225,11 @@ CASES = [
         "\n        for batch in run.steps(loader, epochs=1):\n            run.step(batch, f)",
     ),
     (
+        "loop-variable",
+        f"{RUN}k = 0\nfor batch in run.steps(loader):\n    k += 1  # <-\n    run.step(batch, lambda m: k * f(m))",
+        f"{RUN}k = 0\nfor batch in run.steps(loader, epochs=1):\n    k += run.step(batch, f)\n    print(k)",
+    ),
+    (
         "softmax-and-cross-entropy",
         "loss = torch.nn.CrossEntropyLoss()\nloss(model(x).softmax(1), y)  # <-",
         "loss = torch.nn.CrossEntropyLoss()\nloss(model(x), y)\nshow(model(x).softmax(1))",

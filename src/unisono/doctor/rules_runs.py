@@ -7,6 +7,7 @@ that name is called of: nothing else has ``steps(epochs=)``, or a ``step`` of tw
 import ast
 from collections.abc import Iterator
 
+from unisono.determinism.loop_variables import loop_variables
 from unisono.doctor.rules_placement import Mistake, Rule
 from unisono.doctor.source import Source, keyword
 
@@ -117,6 +118,18 @@ def loop_over_epochs(source: Source) -> Iterator[Mistake]:
                 break
 
 
+def loop_variable(source: Source) -> Iterator[Mistake]:
+    """What a loop over steps takes from turn to turn, and trains with: a resumed run begins with it again."""
+    if source.imports("unisono"):
+        for found in loop_variables(source.tree):
+            told = (
+                f"`{found.name}` is taken from turn to turn by the loop, and decides in line {found.reached} what is "
+                "trained: it begins again when a run is resumed, or a worker joins"
+            )
+            hint = f"compute it from batch.step; or an object with state_dict() in run.register({found.name!r}, ...)."
+            yield Mistake(found.line, "warn", told, hint)
+
+
 def _is_made_within(source: Source, loop: ast.AST, owner: str) -> bool:
     """Whether each turn of a loop has a run, or a trainer, of its own."""
     made = [ast.unparse(target) for each in source.nodes(ast.Assign, loop) for target in each.targets]
@@ -196,5 +209,5 @@ def _is_transposed(value: ast.expr) -> bool:
 
 
 RUN_RULES: tuple[Rule, ...] = (
-    own_backward, run_on_some_ranks, loop_over_epochs, softmax_and_cross_entropy, in_batch_negatives
+    own_backward, run_on_some_ranks, loop_over_epochs, loop_variable, softmax_and_cross_entropy, in_batch_negatives
 )  # fmt: skip

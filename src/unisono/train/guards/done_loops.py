@@ -5,6 +5,7 @@ behind the inner loop for done epochs too, and the checkpoint holds what came of
 """
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, final
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from unisono.collectives.places import current_world
 from unisono.errors import ConfigError
+from unisono.system.messages import warn
+from unisono.train.guards.begun_again import describe_begun_again
 from unisono.train.trained_parts import Parts
 
 
@@ -31,11 +34,20 @@ class DoneLoops:
     def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
         self._parts, self._tell = parts, tell
         self._kept: dict[str, Any] | None = None
+        self._has_looked = False  # for variables of the program that begin again
 
     def begin(self, done: int, last: int) -> None:
         """Look at a loop that is about to begin, up to step `last`, of a run that has done `done`."""
         if self._kept is not None:
             self._put_back(self._kept)
+        if (
+            0 < done < last
+            and not self._has_looked
+            and (current_world().is_leader or current_world().joins is not None)
+        ):
+            for text in describe_begun_again(inspect.currentframe()):
+                warn(text)
+        self._has_looked = True
         if last <= done:
             for each in self._parts.optimizers.values():  # earlier; torch warns of schedules otherwise
                 each._opt_called = True  # type: ignore[attr-defined]

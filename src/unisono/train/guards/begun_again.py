@@ -1,0 +1,44 @@
+"""A resumed run whose loop has variables that begin again: told before its first step, where the source is at hand."""
+
+import ast
+import linecache
+from collections.abc import Iterator
+from types import FrameType
+
+from unisono.determinism.loop_variables import LoopVariable, loop_variables
+from unisono.system.messages import is_ours
+
+_MOST_FRAMES = 4  # between the loop and us there may be another library's, as of a progress bar
+
+
+def describe_begun_again(frame: FrameType | None) -> Iterator[str]:
+    """Yield a sentence for each variable that begins again in the loop which `frame`, or one around it, is in."""
+    for outer in _outside(frame):
+        lines = linecache.getlines(outer.f_code.co_filename, outer.f_globals)
+        try:
+            found = [each for each in loop_variables(ast.parse("".join(lines))) if outer.f_lineno in each.loop]
+        except (SyntaxError, ValueError, RecursionError):  # no source, or none that can be read alone
+            continue
+        for each in found:
+            yield _words(each)
+        if found:
+            return
+
+
+def _outside(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the first frames that are not of this package, the nearest first."""
+    count = 0
+    while frame is not None and count < _MOST_FRAMES:
+        if not is_ours(frame.f_code.co_filename):
+            count += 1
+            yield frame
+        frame = frame.f_back
+
+
+def _words(found: LoopVariable) -> str:
+    return (
+        f"`{found.name}` (line {found.line}) is taken from turn to turn by the loop itself, and decides in line "
+        f"{found.reached} what is trained: a checkpoint does not hold it, it begins again with this launch, and the "
+        "result depends on where the run was interrupted. Hint: compute it from batch.step or batch.epoch; or "
+        f"run.register({found.name!r}, object) keeps what has state_dict() and load_state_dict()."
+    )

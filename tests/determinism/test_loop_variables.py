@@ -1,0 +1,61 @@
+"""Variables that a program's loop over steps takes from turn to turn: found where they reach the training only."""
+
+import ast
+
+import pytest
+
+from unisono.determinism.loop_variables import loop_variables
+
+LOOP = "for batch in run.steps(loader):\n"
+STEP = "    run.step(batch, f)\n"
+ZIP = "    for a, q in zip(avg, model.parameters()):\n        a.mul_(0.9).add_(q.detach(), alpha=0.1)\n"
+REACHING = {
+    "k, in the loss": f"k = 0\n{LOOP}    k += 1\n    w = 1 + 0.1 * k\n    run.step(batch, lambda m: w * f(m))\n",
+    "k, in a function": f"k = 0\ndef loss(m):\n    return f(m) * k\n{LOOP}    k = k + 1\n    run.step(batch, loss)\n",
+    "self.k": f"{LOOP}    self.k += 1\n    run.step(batch, lambda m: self.k * f(m))\n",
+    "avg, a list": f"{LOOP}{STEP}    avg = [0.9 * a + 0.1 * p for a, p in zip(avg, model.parameters())]\n"
+    "    for p, a in zip(model.parameters(), avg):\n        p.copy_(a)\n",
+    "avg, in place": f"{LOOP}{STEP}{ZIP}    for a, q in zip(avg, model.parameters()):\n        q.copy_(a)\n",
+    "rng": f"rng = np.random.default_rng(0)\n{LOOP}    w = rng.random()\n    run.step(batch, lambda m: w * f(m))\n",
+    "k, in a schedule": f"k = 0\n{LOOP}{STEP}    k += 1\n    if k == 6:\n        for g in opt.param_groups:\n"
+    "            g['lr'] *= 0.1\n",
+    "bad": f"best, bad = 9, 0\n{LOOP}{STEP}    score = run.evaluate(d, p, m)\n    if score < best:\n"
+    "        best, bad = score, 0\n    else:\n        bad += 1\n    if bad > 3:\n        break\n",
+    "i": "for i, batch in enumerate(run.steps(loader)):\n    run.step(batch, lambda m: f(m) / (i + 1))\n",
+}
+HARMLESS = {
+    "a sum that is shown": f"total = 0\n{LOOP}    total += run.step(batch, f)\n    if batch.step % 10 == 0:\n"
+    "        print(total)\n",
+    "a log": f"log, total = {{}}, 0\n{LOOP}    loss = run.step(batch, f)\n    total = 0.9 * total + 0.1 * loss\n"
+    "    log['loss'] = total\n    run.record(loss=total)\n",
+    "of the step": f"{LOOP}    w = 1 + 0.1 * batch.step\n    w *= 2\n    run.step(batch, lambda m: w * f(m))\n",
+    "registered": f"run.register('state', state)\n{LOOP}    state.k += 1\n"
+    "    run.step(batch, lambda m: state.k * f(m))\n",
+    "an optimizer's own": f"{LOOP}{STEP}    if batch.step == 6:\n        for g in opt.param_groups:\n"
+    "            g['lr'] *= 0.1\n",
+    "when to show": "for i, batch in enumerate(run.steps(loader)):\n    run.step(batch, f)\n    if i % 10 == 0:\n"
+    "        print(run.evaluate(d, p, m))\n",
+    "an average that is evaluated": f"{LOOP}{STEP}{ZIP}",
+    "a generator for each step": f"{LOOP}    rng = np.random.default_rng(batch.step)\n    w = rng.random()\n"
+    "    run.step(batch, lambda m: w * f(m))\n",
+    "another loop": f"k = 0\nfor x in data:\n    k += 1\n    train(k)\n{LOOP}{STEP}",
+}
+
+
+def found(text):
+    return [(each.name, text.splitlines()[each.line - 1], each.reached) for each in loop_variables(ast.parse(text))]
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_what_reaches_the_training_is_found(name):
+    """By its name, at the line where the loop changes it."""
+    [(variable, line, reached)] = found(REACHING[name])
+    assert variable == name.partition(",")[0]
+    assert variable in line or "zip" in line
+    assert reached > 1 or "enumerate" in line
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_does_not_is_left_alone(name):
+    """The control against warnings of no use."""
+    assert found(HARMLESS[name]) == []

@@ -1,0 +1,82 @@
+"""Resumed runs whose own loop takes a variable from turn to turn: told with the first step, never before."""
+
+import warnings
+
+import pytest
+from torch.nn import functional as F
+
+TOLD = r"`k` \(line \d+\) is taken from turn to turn by the loop itself, and decides in line \d+ what is trained"
+
+
+def count(toy, out, last, wrap=iter):
+    """A loop of a counter of its own, which weighs the loss."""
+    with toy.run(out=out) as (run, model, _):
+        k, steps = 0, []
+        for batch in wrap(run.steps(run.loader(toy.data, batch_size=12), epochs=2, max_steps=last)):
+            k += 2
+            run.step(batch, lambda micro: (1 + k) * F.cross_entropy(model(micro.x), micro.y))  # noqa: B023
+            steps.append(batch.step)
+        return steps
+
+
+def show(toy, out, last):
+    """One that only shows what it counts."""
+    with toy.run(out=out) as (run, model, _):
+        total, steps = 0.0, []
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2, max_steps=last):
+            total += run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            steps.append(batch.step)
+            if batch.step % 4 == 0:
+                print(total)
+        return steps
+
+
+def test_a_resumed_run_says_which_variable_begins_again(toy, tmp_path):
+    """Not the first launch, nor one that has nothing to do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert count(toy, tmp_path, 4) == [1, 2, 3, 4]
+        assert count(toy, tmp_path, 4) == []
+    with pytest.warns(UserWarning, match=TOLD) as told:
+        assert count(toy, tmp_path, 8) == [5, 6, 7, 8]
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def through(batches):
+    """As a progress bar of another library."""
+    yield from batches
+
+
+def test_a_library_between(toy, tmp_path):
+    """The loop is found through what goes between it and the steps."""
+    count(toy, tmp_path, 4, through)
+    with pytest.warns(UserWarning, match=TOLD):
+        count(toy, tmp_path, 8, through)
+
+
+def test_what_is_only_shown_is_not_told(toy, tmp_path):
+    """The control."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert show(toy, tmp_path, 4) + show(toy, tmp_path, 8) == [*range(1, 9)]
+
+
+def test_a_program_without_source(toy, tmp_path):
+    """What was typed, or built, says nothing, and trains."""
+    for last in (4, 8):
+        names = {"toy": toy, "out": tmp_path, "last": last, "F": F, "__name__": "typed"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exec(compile(SOURCE, "<typed>", "exec"), names)
+    assert names["steps"] == [5, 6, 7, 8]
+
+
+SOURCE = """
+with toy.run(out=out) as (run, model, _):
+    k, steps = 0, []
+    for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2, max_steps=last):
+        k += 1
+        run.step(batch, lambda micro: (1 + k) * F.cross_entropy(model(micro.x), micro.y))
+        steps.append(batch.step)
+"""
