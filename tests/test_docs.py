@@ -110,6 +110,24 @@ def test_what_pages_point_at_is_there():
     assert pictures - shown == set()
 
 
+def anchors(page: str) -> set[str]:
+    """Return the names of a page's headings as GitHub makes them; the site knows them, too."""
+    headings = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in re.findall(r"^#+ (.*)$", page, re.M)]
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_headings_work_on_github():
+    """Each names a heading of its page there, where dots and signs are dropped; the site alone has other names too."""
+    assert anchors("# a\n## `torch.compile` & [more](x.md) …\n") == {"a", "torchcompile--more-"}
+    pages = {path.resolve(): path.read_text() for path in [ROOT / "README.md", *DOCS.rglob("*.md")]}
+    known, links = {path: anchors(text) for path, text in pages.items()}, 0
+    for path, text in pages.items():
+        for target, name in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", text):
+            assert name in known[(path.parent / target).resolve() if target else path], f"{path}: {target}#{name}"
+            links += 1
+    assert links > 100
+
+
 def test_every_example_is_listed():
     """docs/examples.md names each program of examples/."""
     listed = (DOCS / "examples.md").read_text()

@@ -120,5 +120,5 @@ def test_a_result_that_depends_on_restarts_is_caught():
         "--kills", "1", "--fault", "kill-worker", "--fault-seed", "1", "--", "x", "wait!@0:0", "noise@0:0",
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
-    assert "DIFFERENT" in result.stderr
+    assert "DIFFERENT" in result.stdout
     assert "the ledgers differ from step" in result.stderr

@@ -34,11 +34,11 @@ def runs(tmp_path_factory):
 
 
 def test_equal(runs):
-    """Code 0 and one word."""
+    """Code 0 and one word, where it can be searched."""
     done = diff(runs[0], runs[1])
     assert done.exit_code == 0, done.output
-    assert done.stdout == ""
-    assert done.stderr == "equal\n"
+    assert (done.stdout, done.stderr) == ("equal\n", "")
+    assert diff(runs[0], runs[1], "-q").stdout == "equal\n"
 
 
 def test_different(runs):
@@ -50,7 +50,7 @@ def test_different(runs):
     assert "first        weights" in done.stdout
     assert "fingerprints" in done.stdout
     assert "--detail" in done.stderr
-    assert done.stderr.splitlines()[-1] == "DIFFERENT"
+    assert done.stdout.splitlines()[-1] == "DIFFERENT"
 
 
 def test_json(runs):
@@ -59,7 +59,8 @@ def test_json(runs):
     assert done.exit_code == 1
     found = json.loads(done.stdout)
     assert (found["equal"], found["step"], found["first"]) == (False, 1, "weights")
-    assert json.loads(diff(runs[0], runs[1], "--json").stdout)["equal"] is True
+    same = diff(runs[0], runs[1], "--json")
+    assert (json.loads(same.stdout)["equal"], same.stderr) == (True, "")
 
 
 def test_no_run_is_wrong_usage(runs, tmp_path):

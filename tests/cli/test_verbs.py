@@ -129,7 +129,7 @@ def test_quiet_hides_no_error(folder, tmp_path, monkeypatch):
     """What is wrong is said with -q too: a refusal, a difference, a step where runs part."""
     other = make_run(tmp_path / "other")
     done = call("diff", f"{{run}} {other}", folder, tmp_path, "-q")
-    assert (done.exit_code, "DIFFERENT" in done.stderr) == (1, True)
+    assert (done.exit_code, "DIFFERENT" in done.stdout) == (1, True)
     done = call("train", "digits --batch-size 5000 --limit 0", folder, tmp_path, "-q")
     assert (done.exit_code, "expected --limit" in done.stderr) == (2, True)
 

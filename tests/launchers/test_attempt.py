@@ -7,7 +7,7 @@ import time
 import pytest
 
 from unisono.launchers.attempt import attempt
-from unisono.launchers.outcomes import Ended
+from unisono.launchers.outcomes import Ended, Failed
 from unisono.launchers.spec import LaunchSpec, NodePlacement, ScriptTarget
 from unisono.launchers.supervision.channels import HostSaid
 from unisono.launchers.worker_group import Called, Signalled
@@ -74,3 +74,11 @@ def test_a_host_has_come_and_nothing_is_saved(tmp_path, live):
     relay = Relay(lambda: None, lambda: events.put(HostSaid(0, {"over": True})))
     outcome = attempt(spec_of(tmp_path, "import time; time.sleep(1)", live), events, relay if live == "auto" else None)
     assert outcome == (None if live == "auto" else Ended("a host has come", is_gentle=True))
+
+
+@pytest.mark.parametrize(("end", "could_go_on_live"), [("os.kill(os.getpid(), 9)", True), ("os._exit(3)", False)])
+def test_which_deaths_live_recovery_is_for(tmp_path, end, could_go_on_live):
+    """It is for workers that are killed: who ends by an exit code is not told of it."""
+    outcome = attempt(spec_of(tmp_path, f"import os; {end}", "off"), queue.SimpleQueue())
+    assert isinstance(outcome, Failed)
+    assert outcome.ending.could_go_on_live == could_go_on_live

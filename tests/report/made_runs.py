@@ -22,8 +22,9 @@ def make_run(
     slow=None,
     more=None,
     last_step=None,
+    other=0,
 ):
-    """Write a run of `steps` steps in launches given as (first step, last step)."""
+    """Write a run of `steps` steps in launches given as (first step, last step); `other` ms pass between two steps."""
     path.mkdir(parents=True)
     score = {
         "version": 1, "seed": seed, "replicas": 8, "batch_size": 64, "threads": 1, "strategy": {"name": "exact"},
@@ -50,7 +51,8 @@ def make_run(
                     "wall_ns": 1_795_000_000_000_000_000 + number * 10_000 * MS}  # fmt: skip
             text += [json.dumps(head), *([json.dumps({"last": last_step})] if last_step else [])]
             for step in range(first, last + 1):
-                usual = {"data": MS, "forward": 10 * MS, "backward": 20 * MS, "reduce": 4 * MS, "update": MS}
+                usual = {"data": MS, "forward": 10 * MS, "backward": 20 * MS, "reduce": 4 * MS, "update": MS,
+                         "other": other * MS}  # fmt: skip
                 spent = dict.fromkeys(PHASES, 0) | usual | {"checkpoint": 30 * MS * (step % 20 == 0)}
                 spent["forward"] *= 2 if rank == slow else 1
                 at = (step - first) * 100 * MS

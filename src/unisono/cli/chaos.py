@@ -102,7 +102,7 @@ def chaos(target: str, args: tuple[str, ...], kinds: tuple[str, ...], live: bool
         complain(f"the disturbed run ended with exit code {found.exit_code}.")
     if parted:
         complain(f"the ledgers differ from step {parted[0]} on, in: {', '.join(parted[1])}.")
-    return conclude(found.equal) or (0 if found.landed == len(found.faults) else FAILED)
+    return conclude(found.equal, as_json) or (0 if found.landed == len(found.faults) else FAILED)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -132,7 +132,7 @@ def _chaos_live(
     for fault in found.faults:
         complain(fault)
     wanted = max(1, len(found.deaths)) if given["every_meeting"] else given["kills"]
-    return conclude(found.equal) or (0 if len(found.deaths) == wanted else FAILED)
+    return conclude(found.equal, as_json) or (0 if len(found.deaths) == wanted else FAILED)
 
 
 _LOST = {"member": "a worker", "second": "a second worker", "host": "a host", "launcher": "a launcher",

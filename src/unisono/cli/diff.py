@@ -37,7 +37,7 @@ def diff(run_a: str, run_b: str, as_json: bool) -> int:
     answer(asdict(found), as_json, lambda: _lines(found))
     if found.hint:
         tell(found.hint)
-    return conclude(found.equal)
+    return conclude(found.equal, as_json)
 
 
 def _lines(found: "RunDiff") -> Iterator[str]:

@@ -43,7 +43,7 @@ def verify(target: str, args: tuple[str, ...], workers: str | None, as_json: boo
     answer({"equal": verdict.equal, "trials": verdict.trials}, as_json, lambda: _table(verdict.trials))
     for count, step, fields in verdict.parted:
         complain(f"{verdict.trials[0]['workers']} and {count} workers part at step {step} in: {', '.join(fields)}.")
-    return conclude(verdict.equal)
+    return conclude(verdict.equal, as_json)
 
 
 def _table(trials: list[dict[str, Any]]) -> list[str]:

@@ -76,9 +76,10 @@ def stopped(group: WorkerGroup) -> Stopped | None:
 def ending_of(group: WorkerGroup, root: Failure, message: str) -> Ending:
     """Return what a failure means for the restarts; `message` is what is said of it."""
     told = told_by(group)
-    last, report = told[root.rank], root.report
+    last, report, spec = told[root.rank], root.report, group.spec
+    is_live_off = spec.live == "off" and spec.world_size > 1 and not spec.why_not_live
     return Ending(
-        rank=-1 if root.is_secondary or root.rank not in group.spec.ranks else root.rank,
+        rank=-1 if root.is_secondary or root.rank not in spec.ranks else root.rank,
         what=message.partition("\n")[0].rstrip(".:") + ".",
         step=last.step,
         done=max(reading.done for reading in told.values()),
@@ -87,6 +88,7 @@ def ending_of(group: WorkerGroup, root: Failure, message: str) -> Ending:
         samples=last.samples if last.replica >= 0 else (),
         error=report.type_name if report is not None and not report.is_secondary else "",
         is_final=report is not None and report.is_final,
+        could_go_on_live=is_live_off and report is None and root.code < 0,  # exit codes and exceptions end all workers
     )
 
 

@@ -14,7 +14,7 @@ from unisono.observe.damage import describe_damage
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import samples_per_s
+from unisono.observe.speed import samples_per_s, seconds_within
 from unisono.scaling.study import STEP_PHASES
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
@@ -91,12 +91,13 @@ class RunView:
         return found
 
     def throughput(self) -> list[tuple[float, float]]:
-        """Return (step, samples per second); checkpoints and evaluations left out."""
+        """Return (step, samples per second within it)."""
         sizes = {line["step"]: line["num_samples"] for line in self.ledger}
         return [
             (step, speed)
             for step, records in self.final_phases().items()
-            if step in sizes and (speed := samples_per_s([(sizes[step], max(map(step_seconds, records)))]))
+            if step in sizes
+            and (speed := samples_per_s([(sizes[step], max(seconds_within(each.ns) for each in records) / 1e9)]))
         ]
 
     def led(self) -> list[StepPhases]:
@@ -125,11 +126,6 @@ class RunView:
             for name, value in line["values"].items():
                 found.setdefault(name, []).append((line["step"], float(value)))
         return found
-
-
-def step_seconds(record: StepPhases) -> float:
-    """Return how long a rank's step took, without what happens between steps."""
-    return sum(record.ns.get(phase, 0) for phase in STEP_PHASES) / 1e9
 
 
 def own_seconds(record: StepPhases) -> float:

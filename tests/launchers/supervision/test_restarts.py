@@ -14,10 +14,10 @@ def test_no_restarts_unless_asked():
     assert Restarts(0, 2).judge(ending(saved=0)) == GiveUp("")
     assert Restarts(0, 2).judge(ending(saved=4, is_unkillable=True)) == GiveUp("")
     hint = "Hint: the newest checkpoint is of step 4 or later; the same command goes on from there"
-    by_itself = (
-        f"{hint}. With --max-restarts 3 (max_restarts=3) it does so by itself, with --live auto without going back."
-    )
-    assert Restarts(0, 2).judge(ending(saved=4)) == GiveUp(by_itself)
+    by_itself = f"{hint}. With --max-restarts 3 (max_restarts=3) it does so by itself"
+    assert Restarts(0, 2).judge(ending(saved=4)) == GiveUp(f"{by_itself}.")
+    live = GiveUp(f"{by_itself}, with --live auto without going back.")
+    assert Restarts(0, 2).judge(ending(saved=4, could_go_on_live=True)) == live
     for cause in ({"error": "OSError"}, {"is_final": True}):
         assert Restarts(0, 2).judge(ending(saved=4, **cause)) == GiveUp(f"{hint}, once the cause is removed.")
 

@@ -8,6 +8,7 @@ import pytest
 
 from report.made_runs import make_run
 from unisono.errors import ConfigError
+from unisono.report.run_view import read_run
 from unisono.report.watch.screen import _events
 from unisono.report.watch.state import MOST_POINTS, WatchedRun
 from unisono.system.processes import boot_id, look_at
@@ -32,8 +33,10 @@ def test_a_finished_run(tmp_path):
 
 def test_how_fast_it_is_now(tmp_path):
     """Over the last 50 steps, and the time within them alone: no evaluation, no checkpoint, no pause between two."""
-    facts = WatchedRun(make_run(tmp_path / "run", result=False)).facts()
+    path = make_run(tmp_path / "run", result=False, other=50)  # the loop's own body
+    facts = WatchedRun(path).facts()
     assert (facts["samples_per_s"], facts["speed_is"]) == (pytest.approx(64 / 0.036), "now")
+    assert read_run(path).throughput() == [(step, pytest.approx(64 / 0.036)) for step in range(1, 61)]
 
 
 def test_it_grows(tmp_path):

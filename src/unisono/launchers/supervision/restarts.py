@@ -27,6 +27,7 @@ class Ending:
     error: str = ""  #: Type of the exception that ended it; empty for a death without one.
     is_final: bool = False  #: Whether the same program on the same data must fail again, as with a wrong setting.
     is_unkillable: bool = False  #: Whether a worker could not be ended, so that a second one beside it would be unsafe.
+    could_go_on_live: bool = False  #: Whether live recovery, which is off, may go on after a death of this kind.
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def _how_to_go_on(ending: Ending) -> str:
     first = f"Hint: the newest checkpoint is of step {ending.saved} or later; the same command goes on from there"
     if ending.error or ending.is_final:
         return f"{first}, once the cause is removed."
-    return f"{first}. With --max-restarts 3 (max_restarts=3) it does so by itself, with --live auto without going back."
+    live = ", with --live auto without going back" if ending.could_go_on_live else ""
+    return f"{first}. With --max-restarts 3 (max_restarts=3) it does so by itself{live}."
 
 
 def _place(ending: Ending) -> str:

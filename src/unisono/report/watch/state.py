@@ -13,11 +13,10 @@ from typing import Any, final
 from unisono.errors import ConfigError
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import WINDOW, samples_per_s
+from unisono.observe.speed import WINDOW, samples_per_s, seconds_within
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
 from unisono.report.run_view import check_run, ledger_damage
-from unisono.scaling.study import STEP_PHASES
 from unisono.system.processes import boot_id, look_at
 
 MOST_POINTS = 2000
@@ -215,9 +214,10 @@ class WatchedRun:
         if self.speed_is == "mean":
             return float(self.result["samples_per_s"])
         return samples_per_s(
-            (self._sizes[step], sum(seconds.get(phase, 0.0) for phase in STEP_PHASES))
-            for step, _, seconds in self._ahead().steps if step in self._sizes
-        )  # fmt: skip
+            (self._sizes[step], seconds_within(seconds))
+            for step, _, seconds in self._ahead().steps
+            if step in self._sizes
+        )
 
     @property
     def speed_is(self) -> str:
