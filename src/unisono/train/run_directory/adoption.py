@@ -85,6 +85,12 @@ def compare_environment(
     return lines if lines or is_older else None
 
 
+def drifted_from(step: int, environment: dict[str, Any], past: list[Any], lines: list[str]) -> dict[str, Any]:
+    """Return the environment with what has changed in it before a launch that goes on from `step`, and then."""
+    new = [[f"after step {step}: {line}" for line in lines]] if lines else []
+    return environment | {"drifted": [*past, *new]}
+
+
 def adopt_run(
     files: RunFiles,
     checkpoints: Directory,

@@ -1,7 +1,7 @@
 """Which program a run was made by (``program.json``): script, arguments, and hashes of its files.
 
 In: this process, as it stands when the run opens. Out: what a replay needs to start the program again, and to see that
-it is the same.
+it is the same; what has changed in it since the steps that a resume goes on from.
 """
 
 import hashlib
@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.system.directory import Directory
+from unisono.train.run_directory.files import RunFiles
 
 FILE_NAME = "program.json"
 _OURS = Path(__file__).parents[2]
 _INSTALLED = {"site-packages", "dist-packages"}
 _PYTHONS = (Path(sys.prefix), Path(sys.base_prefix))
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,15 +68,23 @@ def read_program(home: Path) -> Program | None:
     if data is None:
         return None
     try:
-        content = json.loads(data)
+        found = _parse(json.loads(data))
+    except ValueError:
+        found = None
+    if found is None:
+        raise ConfigError(f"{home / FILE_NAME} is not what a run writes. Hint: --script FILE.")
+    return found
+
+
+def _parse(content: Any) -> Program | None:
+    """Return what a program's JSON says; None where it is not what a run writes."""
+    try:
         script, args, files = content["script"], content["args"], dict(content["files"])
         directory = content.get("directory", "")  # older runs do not tell
         is_text = all(isinstance(text, str) for text in (script, directory, *args, *files, *files.values()))
     except (ValueError, TypeError, KeyError):
         is_text = False
-    if not is_text:
-        raise ConfigError(f"{home / FILE_NAME} is not what a run writes. Hint: --script FILE.")
-    return Program(script=script, args=tuple(args), files=files, directory=directory)
+    return Program(script=script, args=tuple(args), files=files, directory=directory) if is_text else None
 
 
 def changed_files(program: Program) -> list[str]:
@@ -86,6 +96,68 @@ def changed_files(program: Program) -> list[str]:
         elif _hash(Path(name)) != sha256:
             told.append(f"{name} has changed")
     return told
+
+
+@final
+class LaunchedProgram:
+    """The program of this launch beside the one that has made the steps before it; on a rank that keeps the files.
+
+    ``program.json`` is that of the newest launch that had steps to compute. Where its files are others than those of
+    the launch before, ``before`` holds that one's program too, and the last ``step`` that it has made.
+    """
+
+    def __init__(self, files: RunFiles) -> None:
+        self._files = files
+        self._now: dict[str, Any] | None = None
+
+    def enter(self) -> None:
+        """Look at this process; record its program where the directory has none."""
+        self._now = describe_program()
+        if self._now is not None and self._files.read(FILE_NAME) is None:
+            self._files.write(FILE_NAME, self._now)
+
+    def begin(self, done: int) -> str:
+        """Record it as the program of the steps after `done`; return what is to be said of what has changed since then.
+
+        Empty where nothing has, nothing is known, or it was said already, to a launch of the same files that has come
+        no further: the attempt before a restart.
+        """
+        now, there = self._now, self._files.read(FILE_NAME)
+        if now is None or there is None:
+            return ""
+        before: Any = there.get("before")
+        last = before.get("step") if isinstance(before, dict) else None
+        newest = {name: value for name, value in there.items() if name != "before"}
+        made = before if isinstance(last, int) and done <= last else newest
+        then = _parse(made)
+        changes = [] if then is None or done == 0 else _changes(then, now)
+        content = now | ({"before": made | {"step": done}} if changes else {})
+        if content != there:
+            self._files.write(FILE_NAME, content)
+        if not changes or newest.get("files") == now["files"]:
+            return ""
+        more = f", and {len(changes) - _MOST_NAMED} more" if len(changes) > _MOST_NAMED else ""
+        return (
+            f"goes on with another program than up to step {done}: {', '.join(changes[:_MOST_NAMED])}{more}. "
+            "Hint: if it computes something else (loss, transform, ...), choose another --out (out=), or "
+            f"unisono fork {self._files.directory.path} --step {done} --out DIR; a comment or a print changes nothing."
+        )
+
+
+def _changes(then: Program, now: Mapping[str, Any]) -> list[str]:
+    """Return what has changed, file by file; their names are below the script's directory, which may have moved."""
+    home = Path(now["script"]).parent
+    old, new = _by_name(Path(then.script).parent, then.files), _by_name(home, now["files"])
+    return [
+        *(f"{name} has changed" for name in new if old.get(name, new[name]) != new[name]),
+        *(f"{name} is new" for name in new if name not in old),
+        *(f"{name} is gone" for name in old if not (home / name).is_file()),
+    ]
+
+
+def _by_name(home: Path, files: Mapping[str, str]) -> dict[str, str]:
+    paths = {Path(name): sha256 for name, sha256 in files.items()}
+    return {str(path.relative_to(home) if path.is_relative_to(home) else path): paths[path] for path in paths}
 
 
 def _hash(path: Path) -> str:

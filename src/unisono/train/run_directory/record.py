@@ -34,8 +34,7 @@ from unisono.train.run_directory.fork import score_of
 from unisono.train.run_directory.handover import bring_files, hand_over
 from unisono.train.run_directory.ledgers import Ledgers
 from unisono.train.run_directory.lock import RunLock
-from unisono.train.run_directory.program import FILE_NAME as PROGRAM_FILE
-from unisono.train.run_directory.program import describe_program
+from unisono.train.run_directory.program import LaunchedProgram
 
 _FROM_A_CLOCK = 10**9  # no directory sees so many launches
 
@@ -71,6 +70,7 @@ class RunRecord:
         self._environment: dict[str, Any] | None = None  # to be written once the score has been checked
         self._drift: tuple[dict[str, Any], list[Any], list[str]] | None = None  # environment, past changes, new ones
         self._drifted: dict[str, Any] | None = None  # the environment with all of them, to be written with a first step
+        self._program: LaunchedProgram | None = None  # until the first step after a resume
         self.fencing_token, self.launches = 0, 1
         self.result: dict[str, Any] = {}
         self.spent: dict[str, float] = {}
@@ -150,11 +150,10 @@ class RunRecord:
                 self._files, there, run, score, self._environment, is_alone=self._directories.is_shared
             )
             self._written = found["result"]
-            program = describe_program()
-            if program is not None and program != self._files.read(PROGRAM_FILE):
-                self._files.write(PROGRAM_FILE, program)
+            program.enter()
             return found | {"token": self.fencing_token}
 
+        self._program = program = LaunchedProgram(self._files)
         told = ranks_say(self.transport, self._keeps, settle_in)
         self._home = max(self._directories.keepers, key=lambda rank: (told[rank]["step"], -rank))
         self.fencing_token = told[0]["token"]
@@ -173,7 +172,7 @@ class RunRecord:
             score=score,
             environment=(self._files.read("environment.json") if self._keeps else None) or {},
         )
-        self._drifted = None if self._drift is None else _drifted_from(step, *self._drift)
+        self._drifted = None if self._drift is None else adoption.drifted_from(step, *self._drift)
         home = self._files.directory
         if not self._directories.is_shared:
             bring_files(self.transport, self._home, home, self.ledgers.names, is_kept=self._keeps)
@@ -182,6 +181,18 @@ class RunRecord:
         if self.expects_deaths and not self._keeps:
             self.ledgers.stand_by(home, step)
         return step, state
+
+    def begin_steps(self, done: int, last: int) -> None:
+        """Before a loop with steps: tell where a resume goes on, and what changed in its program; once; collective."""
+        program, self._program = self._program, None
+        if program is None:
+            return
+        changed = ranks_say(self.transport, self._keeps, lambda: program.begin(done))[0]
+        if done:
+            of = f" of {last}" if last < sys.maxsize else ""
+            self.tell(f"resumed after step {done}{of}, from its last checkpoint")
+        if changed:
+            self.tell(changed)
 
     def settle_objective(self, objective: Mapping[str, Any] | None, done: int) -> None:
         """Take what steps count for the run's, in its first step; compare it in the others (`ScoreMismatch`)."""
@@ -245,17 +256,13 @@ class RunRecord:
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only), made when it is written; raise what the save in flight has met."""
-        if self._drifted is not None and self._keeps:
-            self._record_drift(self._drifted)
+        if self._drifted is not None and self._keeps and self.checkpoints is not None:
+            self._files.write("environment.json", self._drifted)
+            self.checkpoints.facts = replace(self.checkpoints.facts, environment=self._drifted)
             self._drifted = None
         self.ledgers.append(entry)
         if self.checkpoints is not None:
             self.checkpoints.check()
-
-    def _record_drift(self, environment: dict[str, Any]) -> None:
-        assert self.checkpoints is not None
-        self._files.write("environment.json", environment)
-        self.checkpoints.facts = replace(self.checkpoints.facts, environment=environment)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replace ``result.json`` where it says something else (keepers only)."""
@@ -320,9 +327,3 @@ class RunRecord:
         self._files.enter(writes=self._directories.keepers[self.transport.rank] == self.transport.rank)
         if self.checkpoints is not None:
             self.checkpoints.run, self.checkpoints.is_keeper = self._files.directory, self._keeps
-
-
-def _drifted_from(step: int, environment: dict[str, Any], past: list[Any], lines: list[str]) -> dict[str, Any]:
-    """Return the environment with what has changed in it before a launch that goes on from `step`, and then."""
-    new = [[f"after step {step}: {line}" for line in lines]] if lines else []
-    return environment | {"drifted": [*past, *new]}

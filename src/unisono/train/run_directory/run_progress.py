@@ -1,7 +1,6 @@
 """How far a run has come, and what is kept of it: checkpoints on the way, ``result.json`` at the end."""
 
 import functools
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
@@ -90,14 +89,13 @@ class RunProgress:
                 )
         else:
             loop_s = self.resume(score, parts)
-            if 0 < self.done < self.loops[1]:
-                of = f" of {self.loops[1]}" if self.loops[1] < sys.maxsize else ""
-                self._record.tell(f"resumed after step {self.done}{of}, from its last checkpoint")
             if self._checkpoints is not None:
                 parts.check_storable()
             self.score, self.parts = score, parts
             self._record.open_phases(self._link.phases)
             self.epoch = passes() if cuts is None else cuts.epoch_of(max(1, self.done))
+        if self.done < self.loops[1]:
+            self._record.begin_steps(self.done, self.loops[1])
         self._link.opened(self.done)
         self._passes, self._is_due = passes, due(self._checkpoint_every, cuts)
         self._record.ledgers.metrics.waits = True
