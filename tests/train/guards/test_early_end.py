@@ -1,6 +1,7 @@
 """A loop that is left early: by ``break``, by an exception behind the step or before it, without ``with``."""
 
 import contextlib
+import gc
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import unisono
+from unisono.train.guards.early_end import is_broken_off
 
 KEPT = "keeps nothing of what came after step 3"
 
@@ -91,6 +93,134 @@ def test_weights_that_change_behind_the_loop_are_not_those_of_its_step(toy, tmp_
         assert run.fingerprint() == right
 
 
+def play(toy, out, fails_at=0):
+    """A run that nobody closes, with a schedule behind each step; `fails_at`: the step whose body fails."""
+    run = unisono.Run(seed=0, replicas=4, out=out, checkpoint_every=3)
+    model = torch.nn.Linear(6, 4)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 0.8**count)
+    run.register("schedule", schedule)
+    for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+        run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        try:
+            assert batch.step != fails_at
+        except AssertionError:
+            run.record(failed=batch.step)
+            raise
+        schedule.step()
+    return run.fingerprint(), schedule.last_epoch
+
+
+def test_a_program_that_tries_again(toy, tmp_path):
+    """It catches what the body raises, has recorded it, and makes a new run: the body is done again."""
+    whole = play(toy, tmp_path / "whole")
+    with pytest.raises(AssertionError):
+        play(toy, tmp_path / "run", fails_at=5)
+    assert unisono.checkpoint.store.list_steps(tmp_path / "run" / "checkpoints")[0][0] == 3
+    assert play(toy, tmp_path / "run") == whole
+
+
+def stop_early(toy, out, at, how):
+    run = unisono.Run(seed=0, replicas=4, out=out)
+    model = torch.nn.Linear(6, 4)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    steps = []
+    for batch in how(run.steps(run.loader(toy.data, batch_size=12), epochs=2)):
+        run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        steps.append(batch.step)
+        if batch.step == at:
+            return steps
+    return steps
+
+
+def test_a_loop_whose_steps_a_variable_holds(toy, tmp_path, capfd):
+    """Nobody says why it was left, nor closes the run: its last step is dropped, and that is said."""
+
+    def cell():
+        run = unisono.Run(seed=0, replicas=4, out=tmp_path, checkpoint_every=3)
+        model = torch.nn.Linear(6, 4)
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        held = run.steps(run.loader(toy.data, batch_size=12), epochs=2)
+        for batch in held:
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            if batch.step == 5:
+                break
+
+    cell()
+    gc.collect()
+    assert KEPT in capfd.readouterr().err
+    assert stop_early(toy, tmp_path, 99, iter) == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_cell_that_is_run_again(toy, tmp_path):
+    """Each time it leaves its loop early, and makes a new run: no step is done twice."""
+    assert stop_early(toy, tmp_path, 3, iter) == [1, 2, 3]
+    assert stop_early(toy, tmp_path, 5, through) == [4, 5]
+    assert stop_early(toy, tmp_path, 99, iter) == [6, 7, 8, 9, 10]
+
+
+def through(items):
+    with contextlib.closing(items):
+        for each in items:  # noqa: UP028 - as programs do
+            yield each
+
+
+def numbers(found):
+    for number in range(9):
+        try:
+            yield number
+        except GeneratorExit:
+            found.append(is_broken_off(sys._getframe()))
+            raise
+
+
+def leave(found, how, wrap):
+    for number in wrap(numbers(found)):
+        if number == 3 and how == "break":
+            break
+        if number == 3 and how == "return":
+            return
+        if number == 3 and how == "call":
+            int("three")
+        if number == 3 and how == "raise":
+            raise ValueError
+
+
+def generate(found, how):
+    for number in numbers(found):
+        if number == 3 and how == "raise":
+            raise ValueError
+        if number == 3 and how == "break":
+            break
+        yield number
+
+
+@pytest.mark.parametrize("how", ["break", "return", "call", "raise"])
+def test_how_a_loop_was_left(how):
+    """Also through another generator, and in one that holds the loop."""
+    found = []
+    for wrap in (through, iter):
+        with contextlib.suppress(ValueError):
+            leave(found, how, wrap)
+    if how in ("break", "raise"):
+        with contextlib.suppress(ValueError):
+            [*generate(found, how)]
+    assert set(found) == {how in ("break", "return")}
+    assert len(found) >= 2
+
+
+def test_a_loop_that_something_else_holds():
+    """Who closes it does not say why: not surely broken off."""
+    found = []
+    items = numbers(found)
+    for number in items:
+        if number == 3:
+            break
+    assert found == []
+    items.close()
+    assert found == [False]
+
+
 PROGRAM = """
 import sys, torch, unisono
 from torch.nn import functional as F
@@ -110,7 +240,7 @@ for batch in run.steps(run.loader(unisono.ArrayDataset(x, (x[:, 0] > 0.5).long()
 @pytest.mark.parametrize("command", [[], ["-m", "unisono", "run", "-n", "1"]], ids=["python", "launcher"])
 @pytest.mark.parametrize(("how", "steps"), [("break", 5), ("raise", 3)])
 def test_a_program_that_does_not_close_its_run(tmp_path, command, how, steps):
-    """The end of the process says whether it was an exception."""
+    """``break`` is known as such; after an exception nothing of its step is kept."""
     script, out = tmp_path / "job.py", tmp_path / "run"
     script.write_text(PROGRAM)
     ended = subprocess.run(

@@ -77,7 +77,6 @@ def main(argv: list[str]) -> int:
         _ignore_children()
         code = _exit_code(error)
         if code != 0 and not isinstance(error, RunStopped):
-            sys.last_value = error  # as the interpreter sets it: who asks at the end of the process
             FailureReport.from_exception(error, rank, code).save(directory)
             # A thread that keeps the failed process from ending would keep its peers waiting for it. What it has to
             # show (to no one: the failure is told already) may come from a machine that is merely slow.

@@ -1,31 +1,60 @@
-"""What a loop that was left early has done: written at once, kept when it is known that no exception has left it.
+"""What a loop that was left early has done: kept at once after ``break``, else when it is known that nothing has failed.
 
 A loop's body goes on behind `Run.step`: it evaluates, steps schedules, averages. If it fails there, a resumed run must
-do it again, so that it goes on from an older checkpoint. When Python closes the loop's generator it does not tell
-``break`` from an exception; the end of the run, or of the program, does.
+do it again, so that it goes on from an older checkpoint. When Python closes the loop's generator, it does not say why.
 """
 
-import atexit
+import dis
+import inspect
 import sys
+import weakref
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import final
 
 from unisono.errors import CheckpointError
+
+_POPS = ("POP_TOP", "POP_ITER", "END_FOR")  # what ``break`` and ``return`` let go of a loop's iterator with
+
+
+def is_broken_off(frame: FrameType | None) -> bool:
+    """Whether a generator is closed by a ``break`` or ``return`` out of the loop over it, surely.
+
+    Args:
+        frame: That of the generator; what passes its items on (other generators) may stand between it and the loop.
+    """
+    outer = None if frame is None else frame.f_back
+    while outer is not None:
+        if dis.opname[outer.f_code.co_code[outer.f_lasti]] in _POPS:
+            return True
+        if not outer.f_code.co_flags & inspect.CO_GENERATOR and outer.f_globals.get("__name__") != "contextlib":
+            return False
+        outer = outer.f_back
+    return False
 
 
 @final
 class EarlyEnd:
     """The last step of a loop that was left; most runs have none.
 
+    Where nobody decides before it is gone, the step is dropped: a draft, which the next launch clears away.
+
     Args:
-        tell: Takes a line for the user.
+        where: The run directory, on the leader, who tells what is dropped.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, where: Path | None) -> None:
+        self._where = where
         self._decide: Callable[[bool], None] | None = None
+        self._tell_dropped: weakref.finalize[..., EarlyEnd] | None = None
         self._after = 0
         self._unsaved: CheckpointError | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step is written, and neither kept nor dropped."""
+        return self._decide is not None
 
     def begin(self, write: Callable[[], Callable[[bool], None]], *, after: int) -> None:
         """Write the step, and wait for `end`; of steps after `after` nothing is saved yet.
@@ -38,25 +67,27 @@ class EarlyEnd:
         except CheckpointError as error:
             self._has_lost(error)
         else:
-            atexit.register(self._at_exit)
-        if sys.is_finalizing():
-            self._at_exit()
+            self._tell_dropped = weakref.finalize(
+                self, _tell, self._where,
+                f"keeps nothing of what came after step {after}: an exception has left the loop behind run.step(), or "
+                "nobody has closed the run, and what the loop does there would be left out. A resumed run goes on from "
+                "that step. Hint: `with unisono.Run(...) as run:` keeps it where nothing has failed.",
+            )  # fmt: skip
 
     def end(self, *, is_failing: bool = False) -> None:
         """Keep the step, or drop it where its body has failed; nothing where none waits."""
-        decide, self._decide = self._decide, None
-        if decide is None:
+        decide, told = self._decide, self._tell_dropped
+        self._decide = self._tell_dropped = None
+        if decide is None or told is None:
             return
-        atexit.unregister(self._at_exit)
+        if is_failing:
+            told()
+        else:
+            told.detach()
         try:
             decide(not is_failing)
         except CheckpointError as error:
             self._has_lost(error)
-        if is_failing:
-            self._tell(
-                f"keeps nothing of what came after step {self._after}: an exception has left the loop behind "
-                "run.step(), and what the loop does there would be left out. A resumed run goes on from that step."
-            )
 
     def close(self) -> None:
         """Raise the `CheckpointError` that was met, once, unless another exception is on its way up."""
@@ -64,9 +95,11 @@ class EarlyEnd:
         if unsaved is not None and sys.exc_info()[1] is None:
             raise unsaved
 
-    def _at_exit(self) -> None:
-        self.end(is_failing=getattr(sys, "last_value", None) is not None)
-
     def _has_lost(self, error: CheckpointError) -> None:
-        self._tell(f"has lost what came after step {self._after}: {error}")
+        _tell(self._where, f"has lost what came after step {self._after}: {error}")
         self._unsaved = error
+
+
+def _tell(where: Path | None, text: str) -> None:
+    if where is not None:
+        sys.stderr.write(f"unisono: {where} {text}\n")

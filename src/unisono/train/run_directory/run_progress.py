@@ -1,6 +1,7 @@
 """How far a run has come, and what is kept of it: checkpoints on the way, ``result.json`` at the end."""
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
@@ -11,7 +12,7 @@ from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
 from unisono.train.guards.checks import plain_numbers
 from unisono.train.guards.done_loops import nothing_to_do
-from unisono.train.guards.early_end import EarlyEnd
+from unisono.train.guards.early_end import EarlyEnd, is_broken_off
 from unisono.train.intervals import Every, due
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.record import RunRecord
@@ -63,7 +64,7 @@ class RunProgress:
         self._cost: dict[str, Any] = {}
         self.result: dict[str, Any] = {}
         self._is_kept = False  # whether the result is another launch's, which this one had nothing to add to
-        self.early = EarlyEnd(record.tell)
+        self.early = EarlyEnd(record.path if record.transport.rank == 0 else None)
         self._told_saved = -1
         self._loop_s = self._loops_s = 0.0  # of the loop that has ended last; of those before it
 
@@ -148,7 +149,7 @@ class RunProgress:
     def leave(self, parts: Parts, *, is_whole: bool) -> None:
         """Keep what has been done when the loop is left early; no collective, since other ranks may be gone.
 
-        Where it was not through with the last step (`is_whole`), `early` waits to hear why it was left.
+        Where it was not through with the last step (`is_whole`), `early` waits to hear whether that has failed.
         """
         self._record.ledgers.metrics.waits = False
         self._link.phases.end(self.done)
@@ -161,7 +162,7 @@ class RunProgress:
         if not parts.strategy.saves_alone or parts.is_changing or self.is_within or self.done <= self._saved:
             return
         self.early.begin(functools.partial(self._write_early, parts), after=self._saved)
-        if is_whole:
+        if is_whole or is_broken_off(sys._getframe(1)):
             self.early.end()
 
     def _write_early(self, parts: Parts) -> Callable[[bool], None]:
@@ -219,7 +220,6 @@ class RunProgress:
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to the result, to this step's line and to a checkpoint of it; see `plain_numbers`."""
         numbers = plain_numbers(metrics)
-        self.early.end()
         self._metrics |= numbers
         step = self.done + self.is_within
         self._measured = {step: {**self._measured.get(step, {}), **numbers}}
@@ -318,7 +318,7 @@ class RunProgress:
         return True
 
     def _write(self) -> None:
-        if self.result:
+        if self.result and not self.early.is_waiting:
             self._stamp()
             self._record.write_result(self.result)
 
