@@ -1,4 +1,4 @@
-"""What a loop that was left early has done: kept at once after ``break``, else when it is known that nothing has failed.
+"""What a loop that was left early has done: kept at once after ``break``, else where it is known that nothing failed.
 
 A loop's body goes on behind `Run.step`: it evaluates, steps schedules, averages. If it fails there, a resumed run must
 do it again, so that it goes on from an older checkpoint. When Python closes the loop's generator, it does not say why.
