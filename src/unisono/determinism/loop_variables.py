@@ -1,6 +1,6 @@
-"""Variables of a program's own loop over steps that begin again with every launch, and reach the training (pure).
+"""Variables that a program's own loop over steps carries from iteration to iteration, and trains with (pure).
 
-In: a source. Out: names that a turn of ``for batch in run.steps(...)`` makes of what the turn before has left
+In: a source. Out: names that an iteration of ``for batch in run.steps(...)`` makes of what the one before has left
 (``k += 1``, ``ema = f(ema)``, an own generator, ``enumerate``), and where they get into a step. A checkpoint does not
 hold them, so that a resumed run is another one. What is only shown, logged or evaluated is of no interest. Names are
 followed through assignments, conditions and functions of the file, without regard to their order; what is reached
@@ -22,7 +22,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, slots=True)
 class LoopVariable:
-    """A variable that a loop over steps takes from turn to turn."""
+    """A variable that a loop over steps carries from iteration to iteration."""
 
     name: str
     line: int  #: Where it is made of what it was.
@@ -52,7 +52,7 @@ def loop_variables(tree: ast.Module) -> Iterator[LoopVariable]:
 
 
 def _carried(loop: ast.For) -> dict[str, int]:
-    """Return what a turn makes of what the turn before has left, by name, with the line."""
+    """Return what an iteration makes of what the one before has left, by name, with the line."""
     bound = {name for node in ast.walk(loop) if isinstance(node, ast.For) for name in _read(node.target)}
     fresh = {
         ast.unparse(target)

@@ -119,12 +119,12 @@ def loop_over_epochs(source: Source) -> Iterator[Mistake]:
 
 
 def loop_variable(source: Source) -> Iterator[Mistake]:
-    """What a loop over steps takes from turn to turn, and trains with: a resumed run begins with it again."""
+    """What a loop over steps carries from iteration to iteration, and trains with: it starts over in a resumed run."""
     if source.imports("unisono"):
         for found in loop_variables(source.tree):
             told = (
-                f"`{found.name}` is taken from turn to turn by the loop, and decides in line {found.reached} what is "
-                "trained: it begins again when a run is resumed, or a worker joins"
+                f"`{found.name}` is carried from iteration to iteration by the loop, and decides in line "
+                f"{found.reached} what is trained: it starts over when a run is resumed, or a worker joins"
             )
             hint = f"compute it from batch.step; or an object with state_dict() in run.register({found.name!r}, ...)."
             yield Mistake(found.line, "warn", told, hint)

@@ -90,7 +90,7 @@ def _check_score(recorded: dict[str, Any], options: "Options") -> None:
 
 def _recorded_score(out: str | None) -> dict[str, Any] | None:
     from unisono.errors import ConfigError
-    from unisono.observe.run_json import object_in
+    from unisono.observe.run_json import LOST, object_in
     from unisono.system.files import read_file
 
     if out is None:
@@ -98,9 +98,9 @@ def _recorded_score(out: str | None) -> dict[str, Any] | None:
     directory, file = Path(out), Path(out) / "score.json"
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"expected a directory, got the file {out} from --out.")
-    score = object_in(file, lambda: read_file(file), " Hint: choose another --out.")
+    score = object_in(file, lambda: read_file(file), f" Hint: {LOST}.")
     if score is not None and not {"seed", "replicas", "batch_size", "threads", "settings"} <= score.keys():
-        raise ConfigError(f"{file} is not what a run of a recipe writes. Hint: choose another --out.")
+        raise ConfigError(f"{file} is not what a run of a recipe writes. Hint: {LOST}.")
     return score
 
 

@@ -11,7 +11,7 @@ from unisono.observe import chain
 
 _CAUSES = (
     "The same steps must give the same bits, so the run's result now depends on where it was interrupted. Usual "
-    "causes: a variable of the program's own loop that begins again with every launch (a factor that decays, a counter "
+    "causes: a variable of the program's own loop that starts over with every launch (a factor that decays, a counter "
     "of epochs: compute it from batch.step or batch.epoch, or let run.register(name, object) keep its state in the "
     "checkpoints); a program or data changed since; another kind of CPU. Hint: train the same without an interruption "
     "into another out= (--out), then `unisono diff` both; with detail=True (--detail) it names the parameter too."

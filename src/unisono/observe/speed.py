@@ -1,4 +1,4 @@
-"""How fast a run trains, in samples per second (pure): the one definition behind bar, live view, summary and report.
+"""How fast a run trains, in samples per second (pure): the one definition for bar, live view, summary and report.
 
 Only the time within steps counts. Start-up, evaluations, checkpoints and the body of the program's loop do not.
 """

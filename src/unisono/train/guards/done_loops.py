@@ -16,7 +16,7 @@ from torch import Tensor
 from unisono.collectives.places import current_world
 from unisono.errors import ConfigError
 from unisono.system.messages import warn
-from unisono.train.guards.begun_again import describe_begun_again
+from unisono.train.guards.loop_carried import describe_loop_carried
 from unisono.train.trained_parts import Parts
 
 
@@ -34,7 +34,7 @@ class DoneLoops:
     def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
         self._parts, self._tell = parts, tell
         self._kept: dict[str, Any] | None = None
-        self._has_looked = False  # for variables of the program that begin again
+        self._has_looked = False  # for variables that the loop carries
 
     def begin(self, done: int, last: int) -> None:
         """Look at a loop that is about to begin, up to step `last`, of a run that has done `done`."""
@@ -45,7 +45,7 @@ class DoneLoops:
             and not self._has_looked
             and (current_world().is_leader or current_world().joins is not None)
         ):
-            for text in describe_begun_again(inspect.currentframe()):
+            for text in describe_loop_carried(inspect.currentframe()):
                 warn(text)
         self._has_looked = True
         if last <= done:

@@ -1,6 +1,6 @@
 """What a loop that was left early has done: kept at once after ``break``, else where it is known that nothing failed.
 
-A loop's body goes on behind `Run.step`: it evaluates, steps schedules, averages. If it fails there, a resumed run must
+A loop's body goes on after `Run.step`: it evaluates, steps schedules, averages. If it fails there, a resumed run must
 do it again, so that it goes on from an older checkpoint. When Python closes the loop's generator, it does not say why.
 """
 
@@ -69,8 +69,8 @@ class EarlyEnd:
         else:
             self._tell_dropped = weakref.finalize(
                 self, _tell, self._where,
-                f"keeps nothing of what came after step {after}: an exception has left the loop behind run.step(), or "
-                "nobody has closed the run, and what the loop does there would be left out. A resumed run goes on from "
+                f"keeps nothing of what came after step {after}: an exception has ended the loop after run.step(), or "
+                "nobody has closed the run: the rest of the loop's body would be skipped. A resumed run goes on from "
                 "that step. Hint: `with unisono.Run(...) as run:` keeps it where nothing has failed.",
             )  # fmt: skip
 

@@ -15,7 +15,7 @@ from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Manifest, read_manifest
 from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError, ConfigError
-from unisono.observe.run_json import object_in
+from unisono.observe.run_json import LOST, object_in
 from unisono.system.directory import Directory
 from unisono.system.disk import explained
 from unisono.system.owners import PROBE, adopt
@@ -83,12 +83,11 @@ class RunFiles:
             self._directory.close()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return what a file holds, None where there is none, or an empty one, as a loss of power leaves it."""
-        data = None if self._directory is None else self._directory.read(name)
-        if data is None or not data.strip(b"\0 \r\n"):
+        """Return what a file holds, None where there is none, or an empty one; see `object_in`."""
+        directory = self._directory
+        if directory is None or self._path is None:
             return None
-        assert self._path is not None
-        return object_in(self._path / name, lambda: data, " Hint: choose another --out (out=).")
+        return object_in(self._path / name, lambda: directory.read(name), f" Hint: {LOST} (out=).")
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace a file; it is on the disk then, with its name.
@@ -114,8 +113,7 @@ class RunFiles:
             run = recorded.get("run")
             if not isinstance(run, str) or not run:
                 raise ConfigError(
-                    f"{self._path / 'run.json'} names no run: it is not what a run writes. Hint: remove it, and it is "
-                    "written again from the checkpoints; or choose another --out (out=)."
+                    f"{self._path / 'run.json'} names no run: it is not what a run writes. Hint: {LOST} (out=)."
                 )
             return run
         newest = self._trusted(checkpoints, None)

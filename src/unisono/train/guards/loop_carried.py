@@ -1,4 +1,4 @@
-"""A resumed run whose loop has variables that begin again: told before its first step, where the source is at hand."""
+"""Variables that a program's loop carries, which start over in a resumed run: told before its first step."""
 
 import ast
 import linecache
@@ -11,8 +11,8 @@ from unisono.system.messages import is_ours
 _MOST_FRAMES = 4  # between the loop and us there may be another library's, as of a progress bar
 
 
-def describe_begun_again(frame: FrameType | None) -> Iterator[str]:
-    """Yield a sentence for each variable that begins again in the loop which `frame`, or one around it, is in."""
+def describe_loop_carried(frame: FrameType | None) -> Iterator[str]:
+    """Yield a sentence for each variable that starts over in the loop which `frame`, or one around it, is in."""
     for outer in _outside(frame):
         lines = linecache.getlines(outer.f_code.co_filename, outer.f_globals)
         try:
@@ -37,8 +37,8 @@ def _outside(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _words(found: LoopVariable) -> str:
     return (
-        f"`{found.name}` (line {found.line}) is taken from turn to turn by the loop itself, and decides in line "
-        f"{found.reached} what is trained: a checkpoint does not hold it, it begins again with this launch, and the "
+        f"`{found.name}` (line {found.line}) is carried from iteration to iteration by your own loop, and decides in "
+        f"line {found.reached} what is trained. No checkpoint holds it: it starts over with this launch, so that the "
         "result depends on where the run was interrupted. Hint: compute it from batch.step or batch.epoch; or "
         f"run.register({found.name!r}, object) keeps what has state_dict() and load_state_dict()."
     )

@@ -1,11 +1,13 @@
-"""Resumed runs whose own loop takes a variable from turn to turn: told with the first step, never before."""
+"""Resumed runs whose own loop carries a variable from iteration to iteration: told then, never before."""
 
 import warnings
 
 import pytest
 from torch.nn import functional as F
 
-TOLD = r"`k` \(line \d+\) is taken from turn to turn by the loop itself, and decides in line \d+ what is trained"
+TOLD = (
+    r"`k` \(line \d+\) is carried from iteration to iteration by your own loop, and decides in line \d+ what is trained"
+)
 
 
 def count(toy, out, last, wrap=iter):
@@ -31,7 +33,7 @@ def show(toy, out, last):
         return steps
 
 
-def test_a_resumed_run_says_which_variable_begins_again(toy, tmp_path):
+def test_a_resumed_run_says_which_variable_starts_over(toy, tmp_path):
     """Not the first launch, nor one that has nothing to do."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
