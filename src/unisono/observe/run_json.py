@@ -18,7 +18,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def object_in(file: Path, read: Callable[[], bytes | None], hint: str = "") -> dict[str, Any] | None:
-    """Return the JSON object in what `read` gives of a file; None for nothing, or zeros, as a loss of power leaves it."""
+    """Return the JSON object in what `read` gives; None for nothing, or zeros, as a loss of power leaves them."""
     try:
         data = read()
         is_lost = data is None or not data.strip(b"\0 \r\n")
