@@ -19,6 +19,9 @@ from unisono.strategies.base import Micro
 from unisono.strategies.hints import hints
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.weighing import read_weight
+from unisono.system.messages import warn
+
+_SUM = 2  # as torch counts reductions: none, mean, sum
 
 
 def checked_loss(loss: Any, step: int, update: str | None = None) -> Tensor:
@@ -88,6 +91,8 @@ def add_gradient(
         if weight > 0 or objective.reduction == "sum":
             factor = share(objective.amount(micro.num_samples, num_samples, weight), num_samples)
             loss = checked_loss(loss, step, objective.update)
+            if step == 1 and micro.replica == 0 and objective.reduction == "mean":
+                _look_for_sum(loss, micro.num_samples)
             if not (factor <= 1 or factor <= torch.finfo(loss.dtype).max):
                 factor = math.inf
             HERE.is_in_backward = True
@@ -103,6 +108,17 @@ def add_gradient(
         explain(error, step, micro, replicas)
         raise
     return torch.zeros(()), weight
+
+
+def _look_for_sum(loss: Tensor, num_samples: int) -> None:
+    """Warn of one of torch's losses that is the samples' sum where their mean is meant; not of what is made of it."""
+    if getattr(loss.grad_fn, "_saved_reduction", None) == _SUM and num_samples > 1:
+        warn(
+            f"the loss is the sum over the {num_samples} samples of a micro-batch (reduction='sum'), and run.step() "
+            f"takes it for their mean: its gradient is {num_samples} times as large, and depends on replicas=. "
+            "Hint: leave reduction= of the loss out; or run.step(batch, loss, reduction='sum', weight=lambda micro: "
+            "len(micro.y)), which divides the sum over the whole batch by its samples."
+        )
 
 
 @contextlib.contextmanager
