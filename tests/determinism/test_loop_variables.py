@@ -12,7 +12,8 @@ ZIP = "    for a, q in zip(avg, model.parameters()):\n        a.mul_(0.9).add_(q
 REACHING = {
     "k, in the loss": f"k = 0\n{LOOP}    k += 1\n    w = 1 + 0.1 * k\n    run.step(batch, lambda m: w * f(m))\n",
     "k, in a function": f"k = 0\ndef loss(m):\n    return f(m) * k\n{LOOP}    k = k + 1\n    run.step(batch, loss)\n",
-    "self.k": f"{LOOP}    self.k += 1\n    run.step(batch, lambda m: self.k * f(m))\n",
+    "self.k": f"self.model, self.opt = run.prepare(self.model, self.opt)\n{LOOP}    self.k += 1\n"
+    "    run.step(batch, lambda m: self.k * f(m))\n",
     "avg, a list": f"{LOOP}{STEP}    avg = [0.9 * a + 0.1 * p for a, p in zip(avg, model.parameters())]\n"
     "    for p, a in zip(model.parameters(), avg):\n        p.copy_(a)\n",
     "avg, in place": f"{LOOP}{STEP}{ZIP}    for a, q in zip(avg, model.parameters()):\n        q.copy_(a)\n",
@@ -33,6 +34,9 @@ HARMLESS = {
     "    run.step(batch, lambda m: state.k * f(m))\n",
     "an optimizer's own": f"{LOOP}{STEP}    if batch.step == 6:\n        for g in opt.param_groups:\n"
     "            g['lr'] *= 0.1\n",
+    "its learning rate": f"model, opt = run.prepare(model, opt)\n{LOOP}{STEP}"
+    "    opt.param_groups[0]['lr'] = opt.param_groups[0]['lr'] * 0.99\n"
+    "    model.fc.weight.data = model.fc.weight.data * 0.9\n",
     "when to show": "for i, batch in enumerate(run.steps(loader)):\n    run.step(batch, f)\n    if i % 10 == 0:\n"
     "        print(run.evaluate(d, p, m))\n",
     "an average that is evaluated": f"{LOOP}{STEP}{ZIP}",

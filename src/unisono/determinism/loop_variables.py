@@ -17,7 +17,6 @@ _WRITES = (
     "copy_", "add_", "sub_", "mul_", "div_", "lerp_", "fill_", "set_", "load_state_dict", "requires_grad_", "train",
     "eval",
 )  # fmt: skip
-_FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,10 @@ class LoopVariable:
 
 def loop_variables(tree: ast.Module) -> Iterator[LoopVariable]:
     """Yield the variables of each loop over steps, in the order of their lines."""
-    kept = {name for call in _calls(tree, "register") for each in call.args for name in _read(each)}
+    kept = {
+        name for method in ("register", "prepare") for call in _calls(tree, method) for each in call.args
+        for name in _whole(each)
+    }  # fmt: skip
     made = {
         ast.unparse(target): node.lineno
         for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_generator(node.value)
@@ -42,9 +44,8 @@ def loop_variables(tree: ast.Module) -> Iterator[LoopVariable]:
         if isinstance(loop, ast.For) and any(_calls(loop.iter, "steps")):
             end = loop.end_lineno or loop.lineno
             begun = {name: line for name, line in made.items() if not loop.lineno <= line <= end}
-            carried = {
-                name: line for name, line in {**begun, **_carried(loop)}.items() if name.partition(".")[0] not in kept
-            }
+            found = {**begun, **_carried(loop)}
+            carried = {name: line for name, line in found.items() if not _is_part(name, kept)}
             for name, line in sorted(carried.items(), key=lambda item: item[1]):
                 reached = _reached(tree, loop, name)
                 if reached is not None:
@@ -206,6 +207,19 @@ def _base(target: ast.expr) -> str:
 def _read(node: ast.AST) -> set[str]:
     """Return the names, and dotted ones, that an expression or statement holds."""
     return {ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)}
+
+
+def _whole(node: ast.AST) -> Iterator[str]:
+    """Yield the names in an expression, dotted ones whole: ``self.model``, not ``self``."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        yield ast.unparse(node)
+    else:
+        for each in ast.iter_child_nodes(node):
+            yield from _whole(each)
+
+
+def _is_part(name: str, kept: set[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in kept)
 
 
 def _read_outside(function: ast.FunctionDef) -> set[str]:
