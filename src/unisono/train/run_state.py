@@ -144,6 +144,7 @@ class RunState(AnswersNames):
             ConfigError: The name is taken, the methods are missing, or the run has been opened already.
         """
         checks.check_new_part(name, part, self._registered, is_open=self._progress.is_open)
+        self.first_look.at_registered(part)
         self._registered[name] = part
 
     def record(self, metrics: Mapping[str, float] | None = None, /, *args: object, **values: float) -> None:

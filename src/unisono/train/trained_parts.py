@@ -18,6 +18,7 @@ from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.train.guards.between_steps import BetweenSteps
 from unisono.train.guards.checks import check_clipping, check_closure, check_layers, check_parts, check_precision
+from unisono.train.guards.unkept import Unkept
 from unisono.train.run_directory.fork import change_settings, settings_of
 from unisono.train.score import describe_model, describe_optimizer
 from unisono.train.steps.closures import takes_closure
@@ -47,6 +48,7 @@ class Parts:
         environment: What `compare` has returned.
         before_pack: Called with the parts before each `pack`.
         takes_closure: Whether the optimizer computes the loss itself, several times in a step.
+        unkept: What the loop changes beside them.
         is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
 
     Raises:
@@ -57,7 +59,7 @@ class Parts:
         self, model: nn.Module, optimizer: Optimizer | Mapping[str, Optimizer], scheduler: Any,
         registered: dict[str, Any], limits: Mapping[str, Clipping] | None = None,
     ) -> None:  # fmt: skip
-        self.scheduler, self.registered = scheduler, registered
+        self.scheduler, self.registered, self.unkept = scheduler, registered, Unkept(model, registered)
         self.optimizers = {**optimizer} if isinstance(optimizer, Mapping) else {"": optimizer}
         self.schedulers: dict[str, Any] = (
             scheduler if limits is not None else {} if scheduler is None else {"": scheduler}

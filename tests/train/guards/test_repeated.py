@@ -145,5 +145,5 @@ def test_a_log_has_one_entry_a_call():
 
 
 def test_control_without_the_look_it_is_accepted(monkeypatch):
-    monkeypatch.setattr(repeated.Repeated, "call", lambda self, step, function, micro: function(micro))
+    monkeypatch.setattr(repeated.Repeated, "call", lambda self, step, function, micro, **_: function(micro))
     assert train(Counting, usual)[1].calls == 4

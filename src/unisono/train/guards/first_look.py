@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from unisono.strategies.base import Micro
 from unisono.system.hints import nearest
@@ -24,6 +25,8 @@ from unisono.train.trained_parts import Parts
 
 _LARGEST_CHOSEN_SEED = 1 << 32  # torch draws the seed of a process from 64 bits; nobody writes down so large a one
 _DEPTH = 6
+_averages: "weakref.WeakSet[AveragedModel]" = weakref.WeakSet()
+"""Those that were registered, with whichever run of this process."""
 
 
 @final
@@ -38,6 +41,7 @@ class FirstLook:
         self._unseeded = Unseeded()
         self._is_mode_told = self._is_schedule_told = not is_leader
         self._rates: list[float] | None = None
+        self._looks_left = 2
         self._attributes: dict[str, dict[str, Any]] = {}
         self.measured: set[str] = set()  #: Names of what was recorded so far.
 
@@ -52,6 +56,11 @@ class FirstLook:
                 f"{', ...' if len(names) > 1 else ''}) drawn while torch was not seeded: others at every start. "
                 "Hint: build the model after the run, or call torch.manual_seed() before it."
             )
+
+    def at_registered(self, part: Any) -> None:
+        """Note an object that checkpoints hold from now on."""
+        if isinstance(part, AveragedModel):
+            _averages.add(part)
 
     def at_sizes(self, batch_size: int, replicas: int) -> None:
         """Look at the samples of a batch."""
@@ -105,6 +114,7 @@ class FirstLook:
         has marked the optimizer as one with a schedule, or where learning rates are not what they were the last time.
         """
         self._at_attributes(parts.optimizers)
+        self._at_averages(parts.registered)
         alone = [each for name, each in parts.optimizers.items() if name not in parts.schedulers]
         if self._is_schedule_told or not alone:
             return
@@ -118,6 +128,18 @@ class FirstLook:
                 f"the optimizer has a {type(found[-1]).__name__} that no checkpoint holds: after a resume it would "
                 "start from its beginning. Hint: run.prepare(model, optimizer, scheduler) steps it after every step "
                 "and saves it; one that you step yourself is saved by run.register('schedule', scheduler)."
+            )
+
+    def _at_averages(self, known: Mapping[str, Any]) -> None:
+        """Look for torch's averages of weights at the first two saves: all objects are searched."""
+        if not self._speaks or self._looks_left == 0:
+            return
+        self._looks_left -= 1
+        if lost_averages(known):
+            self._looks_left = 0
+            warn(
+                "an AveragedModel is updated that no checkpoint holds: after a resume it would start from its "
+                "beginning. Hint: run.register('average', averaged) before the loop saves and restores it."
             )
 
     def _at_attributes(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -262,6 +284,13 @@ def lost_schedules(optimizer: Optimizer, known: Mapping[str, Any]) -> list[LRSch
     held = {id(each) for each in _reachable(list(known.values()))}
     found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
     return [each for each in found if vars(each).get("optimizer") is optimizer and id(each) not in held]
+
+
+def lost_averages(known: Mapping[str, Any]) -> list[AveragedModel]:
+    """Return torch's averages that have begun and are neither among `known` objects nor held by one of them."""
+    found = [each for each in gc.get_referrers(AveragedModel) if type(each) is AveragedModel]
+    held = {id(each) for each in _reachable([*known.values(), *_averages])} if found else set()
+    return [each for each in found if int(each.n_averaged) > 0 and id(each) not in held]
 
 
 def _reachable(roots: list[Any]) -> Iterator[Any]:

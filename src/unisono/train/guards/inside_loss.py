@@ -23,6 +23,7 @@ from unisono.errors import PlaceError, StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.train.guards.repeated import Repeated
+from unisono.train.guards.unkept import Unkept
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _OURS, _RECIPES = f"{Path(__file__).parents[2]}/", f"{Path(__file__).parents[2]}/recipes/"
@@ -42,14 +43,15 @@ class InsideLoss(LossJudge):
     """Judges what one run's loss function does."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Iterable[Optimizer], options: StrategyOptions, setting: StrategyContext
-    ) -> None:
+        self, model: nn.Module, optimizers: Iterable[Optimizer], options: StrategyOptions, setting: StrategyContext,
+        unkept: Unkept,
+    ) -> None:  # fmt: skip
         self._model, self._optimizers, self._options, self._setting = model, [*optimizers], options, setting
         self._step, self._num_samples = 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._has_made = self._has_foreign = self.is_looking = False
         self._foreign: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-        self._repeated = Repeated(model, setting.device)
+        self._repeated = Repeated(model, setting.device, unkept)
 
     def begin(self, step: int, num_samples: int) -> None:
         """Note which step comes; what the loss functions of the step before have made is theirs no longer.
@@ -85,7 +87,7 @@ class InsideLoss(LossJudge):
         if not self._is_repeated:
             return function(micro)
         self._is_repeated = False
-        return self._repeated.call(self._step, function, micro)
+        return self._repeated.call(self._step, function, micro, speaks=self._setting.transport.rank == 0)
 
     def look_at(self, found: Any) -> None:
         """Note to which leaves, besides the prepared model's, the backward pass of what was returned will add."""

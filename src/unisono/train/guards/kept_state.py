@@ -41,12 +41,15 @@ class KeptState:
     Args:
         function: The loss function; looked at first, so that places have its own names.
         model: The prepared one, whose buffers are left out.
+
+    Attributes:
+        tensors: By place.
     """
 
     def __init__(self, function: Any, model: nn.Module) -> None:
         self._marks: dict[str, Any] = {}
         self._puts: list[tuple[str, Put, Any]] = []
-        self._tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
         self._containers: list[tuple[Any, Any]] = []
         self._seen: dict[int, Any] = {id(each): each for each in _KEYED}  # held, so that no other gets its id
         self._own = {id(module) for module in model.modules()}
@@ -61,7 +64,7 @@ class KeptState:
 
     def values(self, names: list[str]) -> dict[str, Tensor]:
         """Return copies of the tensors among some places."""
-        return {name: self._tensors[name].detach().clone() for name in names if name in self._tensors}
+        return {name: self.tensors[name].detach().clone() for name in names if name in self.tensors}
 
     def put_back(self, values: dict[str, Tensor]) -> None:
         """Put numbers and containers back as they were, and into tensors their `values`; new tensors stay."""
@@ -78,8 +81,8 @@ class KeptState:
                 (container.update if isinstance(container, set) else container.extend)(items)
         with torch.no_grad():
             for name, value in values.items():
-                if not torch.equal(self._tensors[name], value):  # what a graph holds is not written to
-                    self._tensors[name].copy_(value)
+                if not torch.equal(self.tensors[name], value):  # what a graph holds is not written to
+                    self.tensors[name].copy_(value)
 
     def _walk(self, name: str, value: Any, put: Put | None, depth: int) -> None:
         if isinstance(value, _PLAIN):
@@ -93,7 +96,7 @@ class KeptState:
         if (mark := _mark(value)) is not None:
             self._marks[name] = mark
             if isinstance(value, Tensor):
-                self._tensors[name] = value
+                self.tensors[name] = value
             return
         for below, each, putter in self._parts(name, value):
             self._walk(below, each, putter, depth + 1)

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from unisono.errors import StepError
 from unisono.strategies.parts import streams
 from unisono.train.guards.kept_state import KeptState
+from unisono.train.guards.unkept import Unkept
 
 
 @final
 class Repeated:
     """Calls loss functions, the first time in a step that is looked at also a second time if need be."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: nn.Module, device: torch.device, unkept: Unkept) -> None:
+        self._model, self._device, self._unkept = model, device, unkept
 
-    def call(self, step: int, function: Callable[[Any], Any], micro: Any) -> Any:
+    def call(self, step: int, function: Callable[[Any], Any], micro: Any, *, speaks: bool) -> Any:
         """Return what a loss function returns for a micro-batch.
 
         Raises:
@@ -31,9 +32,11 @@ class Repeated:
         """
         drawn, buffers = streams.capture(self._device), _buffers(self._model)
         before = KeptState(function, self._model)
+        self._unkept.look(step, before, speaks=speaks)
         found = function(micro)
         after = KeptState(function, self._model)
-        if not (names := after.changed(before)):
+        self._unkept.note(after, names := after.changed(before))
+        if not names:
             return found
         del before
         first, values, end = _bits(found), after.values(names), streams.capture(self._device)

@@ -10,6 +10,7 @@ from typing import Any, final
 from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import Facts
 from unisono.determinism.switches import UNLIKE, drift
+from unisono.errors import ConfigError
 from unisono.observe.compare import diff
 from unisono.train.run_directory.record import RunRecord
 from unisono.train.run_directory.run_progress import RunProgress
@@ -43,10 +44,12 @@ class Newcomers:
 
         Raises:
             CheckpointError: The optimizer has new groups.
-            ConfigError: There is state that cannot be handed over.
+            ConfigError: There is state that cannot be handed over, or that the loop alone has.
         """
         progress, record, checkpoints = self._progress, self._record, self._record.checkpoints
         progress.parts.check_storable()
+        if (unkept := progress.parts.unkept).names:
+            raise ConfigError(unkept.describe().rstrip("."))
         record.ledgers.flush()  # a rank that has not seen these steps could not write them
         loop_s = time.monotonic() - progress._began
         spent = progress._spent(loop_s)

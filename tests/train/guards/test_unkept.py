@@ -1,0 +1,126 @@
+"""What a loss reads and the loop changes beside the run: told in the second step, and no worker joins without it."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from unisono.errors import ConfigError
+from unisono.train.run_directory.newcomers import Newcomers
+
+TOLD = r"step 2: 'teacher.0.weight', ..., which the loss function can reach, is changed by the loop, and no checkpoint"
+
+
+def lerp(teacher, model):
+    for mine, theirs in zip(teacher.parameters(), model.parameters(), strict=True):
+        mine.lerp_(theirs, 0.1)
+
+
+def by_data(teacher, model):
+    """In no tensor's version."""
+    for mine, theirs in zip(teacher.parameters(), model.parameters(), strict=True):
+        mine.data = mine.data * 0.9 + theirs.data * 0.1
+
+
+def late(teacher, model):
+    """In step 3 for the first time."""
+    late.calls += 1
+    if late.calls == 3:
+        lerp(teacher, model)
+
+
+class Held:
+    """An object of the program's own that has a teacher."""
+
+    def __init__(self, teacher):
+        self.teacher = teacher
+
+    def state_dict(self):
+        return self.teacher.state_dict()
+
+    def load_state_dict(self, state):
+        self.teacher.load_state_dict(state)
+
+
+def train(toy, change, *, register=None, last=5, **settings):
+    """Distill from a teacher that the loop changes; return the run."""
+    late.calls = 0
+    with toy.run(**settings) as (run, model, _):
+        teacher = copy.deepcopy(model)
+        if register is not None:
+            run.register("teacher", register(teacher))
+
+        def loss(micro):
+            out = model(micro.x)
+            return F.cross_entropy(out, micro.y) + F.mse_loss(out, teacher(micro.x).detach())
+
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2, max_steps=last):
+            run.step(batch, loss)
+            with torch.no_grad():
+                change(teacher, model)
+        return run
+
+
+@pytest.mark.parametrize("change", [lerp, by_data])
+def test_a_teacher_is_told_once(toy, change):
+    with pytest.warns(UserWarning, match=TOLD) as told:
+        train(toy, change, last=9)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert "run.register('teacher', teacher)" in str(told[0].message)
+
+
+def test_one_that_is_changed_later(toy):
+    with pytest.warns(UserWarning, match="step 4: 'teacher"):
+        train(toy, late)
+
+
+@pytest.mark.parametrize("register", [lambda teacher: teacher, Held], ids=["module", "object"])
+def test_one_that_is_registered_is_not_told(toy, register):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(toy, lerp, register=register)
+
+
+def test_what_stays_is_not_told(toy):
+    """A teacher that nobody changes, and tensors that each step makes anew."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with toy.run() as (run, model, _):
+            teacher = copy.deepcopy(model)
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+                weight = torch.full((4,), float(batch.step))
+                run.step(
+                    batch,
+                    lambda micro: F.cross_entropy(model(micro.x), micro.y, weight=weight) + teacher(micro.x).mean() * 0,  # noqa: B023
+                )
+
+
+def test_it_is_not_handed_to_a_worker_that_joins(toy, tmp_path):
+    """Which would train with the first values; the others go on without it."""
+    with pytest.warns(UserWarning, match=TOLD):
+        run = train(toy, lerp, out=tmp_path / "teacher")
+    with pytest.raises(ConfigError, match=r"'teacher.0.weight', ..., which the loss function can reach"):
+        Newcomers(run._progress, run._joined.record).given()
+    run = train(toy, lerp, register=lambda teacher: teacher, out=tmp_path / "kept")
+    Newcomers(run._progress, run._joined.record).given()
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_an_average_that_is_only_evaluated(toy, tmp_path, is_registered):
+    """The loss does not reach it: it is looked for where checkpoints are saved."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with toy.run(out=tmp_path, checkpoint_every=2) as (run, model, _):
+            average = AveragedModel(model)
+            if is_registered:
+                run.register("average", average)
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+                average.update_parameters(model)
+    found = [str(each.message) for each in told]
+    assert len(found) == (not is_registered)
+    assert is_registered or "an AveragedModel is updated that no checkpoint holds" in found[0]
