@@ -136,7 +136,8 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     yield "docs/recovery.md", "on an idle machine the median was {:.1f} s", (chaos,)
     yield from live_kills(records)
     plain = [slower(records, model, "plain torch, one batch") for model in ("SimpleCNN", "transformer 5.3 M")]
-    yield "docs/costs.md", "takes {:.2f} (SimpleCNN) and {:.2f} times (a transformer) as long", tuple(plain)
+    for page in ("README.md", "docs/costs.md"):
+        yield page, "takes {:.2f} (SimpleCNN) and {:.2f} times (a transformer) as long", tuple(plain)
     waits = "the training waits for a checkpoint, copied beside the next step"
     yield (
         "docs/costs.md",
