@@ -70,7 +70,7 @@ same-bits: $(STAMP)  ## named jobs of BASE=COMMIT and of this tree: the same bit
 gpu: $(STAMP)  ## what holds on this GPU, with controls, in build/certificate: half an hour
 	$(BIN)/unisono certify --device cuda --out build/certificate
 
-gpu-lines: $(STAMP)  ## which statements only a GPU reaches, and which of them no test has run, into docs/gpu.md
+gpu-lines: $(STAMP)  ## which statements only a GPU reaches, and which of them no test has run, into docs/design/gpu-lines.md
 	@rm -rf build/gpu-lines && mkdir -p build/gpu-lines
 	COVERAGE_FILE=build/gpu-lines/data $(BIN)/python -m coverage run -m pytest -q -m "" $(GPU_TESTS) --deselect tests/test_devices.py::$(GPU_LIST)
 	COVERAGE_FILE=build/gpu-lines/data $(BIN)/python -m coverage combine -q

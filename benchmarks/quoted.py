@@ -100,16 +100,17 @@ def live_kills(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]
     """Return what pages say of the SIGKILLs that the other workers live through."""
     (landed,) = records.all("live_kills", "SIGKILLs lived through")
     joined = records.median("live_kills", "workers that have joined a run")
-    yield "docs/recovery.md", "{:,.0f} SIGKILLs in {:.0f} runs of digits", (landed.median, landed.settings["runs"])
-    yield "docs/recovery.md", "and {:,.0f} workers that joined in their places", (joined,)
+    yield "docs/faults.md", "{:,.0f} SIGKILLs in {:.0f} runs of digits", (landed.median, landed.settings["runs"])
+    yield "docs/faults.md", "and {:,.0f} workers that joined in their places", (joined,)
     again = (f"steps {what} because a worker was killed" for what in ("replayed", "computed twice"))
     counts = tuple(records.all("live_kills", one)[0].median for one in again)
-    yield "docs/recovery.md", "{:.0f} steps were replayed, {:,.0f} computed twice", counts
+    yield "docs/faults.md", "{:.0f} steps were replayed, {:,.0f} computed twice", counts
     jobs = ("all jobs", "SimpleCNN, 2 workers")
     late = [records.all("live_kills", f"{LIVE} ({which}), 99th")[0].median for which in jobs]
     median = records.median("live_kills", f"{LIVE} (all jobs)")
-    yield "docs/recovery.md", "{:.2f} s (median of all jobs), {:.1f} s (99th percentile", (median, late[0])
-    yield "docs/recovery.md", "SimpleCNN on 2 workers: {:.2f} s (99th percentile", (late[1],)
+    for page in ("docs/recovery.md", "docs/faults.md"):
+        yield page, "{:.2f} s (median of all jobs), {:.1f} s (99th percentile", (median, late[0])
+    yield "docs/faults.md", "SimpleCNN on 2 workers: {:.2f} s (99th percentile", (late[1],)
     restarted = records.median("thousand_kills", "SIGKILLs that have landed")
     lived = "{:,.0f} SIGKILLs that ended in a restart and {:,.0f} that the other workers lived through"
     yield "docs/why.md", lived, (restarted, landed.median)
@@ -135,7 +136,8 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     yield "docs/recovery.md", "on an idle machine the median was {:.1f} s", (chaos,)
     yield from live_kills(records)
     plain = [slower(records, model, "plain torch, one batch") for model in ("SimpleCNN", "transformer 5.3 M")]
-    yield "docs/costs.md", "takes {:.2f} (SimpleCNN) and {:.2f} times (a transformer) as long", tuple(plain)
+    for page in ("README.md", "docs/costs.md"):
+        yield page, "takes {:.2f} (SimpleCNN) and {:.2f} times (a transformer) as long", tuple(plain)
     waits = "the training waits for a checkpoint, copied beside the next step"
     yield (
         "docs/costs.md",

@@ -1,4 +1,4 @@
-"""Is what people read in plain English? Phrases that say less than they seem to, and sentences that are too long.
+"""Is what people read in plain English? Phrases that say less than they seem to, sentences and pages that are too long.
 
     python docs/check_text.py [FILE...]
 
@@ -13,8 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("docs/measurements.md", "docs/figures.md", "docs/changelog.md", "docs/design/")
-MOST_WORDS, MOST_IN_ALL = 40, 50
+MOST_WORDS, MOST_IN_ALL = 32, 50
 """Of a sentence: in a part that ends with a colon or semicolon, and in all parts together."""
+MOST_LINES = 130
+"""Of a page without a list of its sections."""
 
 #: what is not said, and what to say
 PHRASES = {
@@ -69,6 +71,8 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 def found_in(markdown: str) -> Iterator[tuple[int, str]]:
     """Return line and complaint for what is not plain."""
     text = without_code(markdown)
+    if len(markdown.splitlines()) > MOST_LINES and "**On this page**" not in text:
+        yield 1, f"{len(markdown.splitlines())} lines and no list of sections: **On this page**: [words](#heading), ..."
     for line, sentence in sentences(text):
         parts = [len(part.split()) for part in re.split(r"(?<=[:;])(?=\s)", sentence)]
         if max(parts) > MOST_WORDS or sum(parts) > MOST_IN_ALL:

@@ -1,4 +1,4 @@
-"""Which statements only a GPU reaches, and which of them no test has run: the tables of docs/gpu.md.
+"""Which statements only a GPU reaches, and which of them no test has run: the tables of docs/design/gpu-lines.md.
 
     python tests/device_lines.py [DATA]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SOURCE, PAGE = ROOT / "src" / "unisono", ROOT / "docs" / "gpu.md"
+SOURCE, PAGE = ROOT / "src" / "unisono", ROOT / "docs" / "design" / "gpu-lines.md"
 ABOUT_GPUS = ("determinism/devices.py", "determinism/device_reads.py", "determinism/device_rows.py")
 _SAY_SO = {"is_gpu", "check_own_devices", "_has_gpus", "on_gpu", "cuda"}
 _BEGIN, _END = "<!-- written by make gpu-lines -->\n", "<!-- until here -->\n"

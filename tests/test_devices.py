@@ -236,7 +236,7 @@ def test_what_only_a_gpu_reaches_is_found(source, reached):
 
 
 def test_the_list_of_what_no_test_has_run_is_that_of_today():
-    """Each statement is where docs/gpu.md says, but for a few lines; none was added that the list does not know.
+    """Each statement is where docs/design/gpu-lines.md says, but for a few lines; none was added that it does not know.
 
     After a change: make gpu-lines.
     """

@@ -78,6 +78,15 @@ MEANT = {
     "validation": "metrics",
     "multiple gpus": "common-tasks",
     "resume training": "common-tasks",
+    "lr finder": "common-tasks",
+    "overfit one batch": "common-tasks",
+    "validate every n steps": "common-tasks",
+    "log images": "common-tasks",
+    "class weights": "common-tasks",
+    "custom sampler": "common-tasks",
+    "fast dev run": "common-tasks",
+    "resume on other world size": "common-tasks",
+    "lost host": "several-hosts-live",
 }
 
 

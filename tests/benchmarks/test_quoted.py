@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-QUOTING = ["README.md", *(f"docs/{name}.md" for name in ("costs", "recovery", "scaling", "strategies", "why"))]
+NAMES = ("costs", "faults", "recovery", "scaling", "strategies", "why")
+QUOTING = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
 
 
 @pytest.fixture
