@@ -74,19 +74,27 @@ def test_of_several_workers_the_leader_speaks(tmp_path):
 
 
 def test_every_few_seconds(toy, capfd, monkeypatch):
-    """No terminal, no line; on one no line but first and last of a short run, and all of them if that is the pause."""
+    """On a terminal no line but first and last of a short run, and all of them if that is the pause.
+
+    In a log none of a short run; of a longer one what is trained, and all of them if that is the pause.
+    """
 
     def told():
         with toy.run() as (run, model, _):
             for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
                 run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
-        return re.findall("epoch (.*)  loss", capfd.readouterr().err)
+        seen = capfd.readouterr().err
+        assert seen.count("on cpu, ") == ("epoch" in seen)
+        return re.findall("epoch (.*)  loss", seen)
 
+    every = [f"{1 + step // 6}/2  step {step}/10" for step in range(1, 11)]
     assert told() == []
+    monkeypatch.setattr(lines, "_IN_LOGS_EVERY_S", 0.0)
+    assert told() == every
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert told() == ["2/2  step 10/10"]
     monkeypatch.setattr(lines, "PLAIN_EVERY_S", 0.0)
-    assert told() == [f"{1 + step // 6}/2  step {step}/10" for step in range(1, 11)]
+    assert told() == every
 
 
 def test_a_loop_that_is_left_ends_at_once(toy, capfd, monkeypatch):

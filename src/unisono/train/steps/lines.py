@@ -1,8 +1,8 @@
 """What a loop of the program's own shows: on a terminal what is trained where, then a line of progress now and then.
 
 In: a run and its batches. Out: whole lines on standard error, which other lines may stand between; in a cell of a
-notebook the bar that a launch has. A look at the clock for each step. Nothing where standard error is no terminal, and
-beside a bar that the program draws itself with tqdm.
+notebook the bar that a launch has. A look at the clock for each step. Where standard error is no terminal (a pipe, a
+log) there is a line a minute, from the first minute's end on; nothing beside a bar that the program draws with tqdm.
 """
 
 import shlex
@@ -24,6 +24,7 @@ from unisono.train.steps.loop import Batch
 from unisono.world import World
 
 Where = tuple[str, Path | None]
+_IN_LOGS_EVERY_S = 60.0
 
 
 def shown(
@@ -44,10 +45,11 @@ def shown(
     """
     if not world.is_leader or threading.current_thread() is not threading.main_thread():
         return steps
-    if sys.stderr is not None and sys.stderr.isatty():
-        return with_lines(steps, where, last, cuts, loss, phases, speed)
     bar = cell_bar()
-    return with_bar(steps, bar, last, loss) if bar.is_drawn else steps
+    if bar.is_drawn:
+        return with_bar(steps, bar, last, loss)
+    is_seen = sys.stderr is not None and sys.stderr.isatty()
+    return with_lines(steps, where, last, cuts, loss, phases, speed, is_seen=is_seen)
 
 
 def with_bar(steps: Generator[Batch], bar: CellBar, last: int, loss: Callable[[], float]) -> Generator[Batch]:
@@ -71,23 +73,32 @@ def _told(done: int, last: int, loss: Callable[[], float]) -> dict[int, Reading]
 
 def with_lines(
     steps: Generator[Batch], where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float],
-    phases: PhaseClock, speed: Callable[[], float | None],
+    phases: PhaseClock, speed: Callable[[], float | None], *, is_seen: bool,
 ) -> Generator[Batch]:  # fmt: skip
-    """Pass on batches, and show lines; the arguments are those of `shown`."""
+    """Pass on batches, and show lines; the arguments are those of `shown`.
+
+    In a log, which nobody has been seen to read (not `is_seen`), a run of less than a minute leaves nothing.
+    """
     begun, following, first = 0.0, 0.0, 0
+    has_told, every_s = False, PLAIN_EVERY_S if is_seen else _IN_LOGS_EVERY_S
     is_known = last < sys.maxsize  # not of a stream without an end
     total, of = (f"/{last}", f"/{cuts.epoch_of(last) + 1}") if is_known and cuts is not None else ("", "")
     with closing(steps):
         for batch in steps:
             if not first:
                 begun, first = time.monotonic(), batch.step
-                following = begun + PLAIN_EVERY_S
-                _tell(_start(*where))
+                following = begun + every_s
+                if is_seen:
+                    _tell(_start(*where))
+                    has_told = True
             yield batch
             now = time.monotonic()
-            if now < following and batch.step != last:
+            if now < following and not (has_told and batch.step == last):
                 continue
-            following = now + PLAIN_EVERY_S
+            if not has_told:
+                _tell(_start(*where))
+                has_told = True
+            following = now + every_s
             left = eta(now - begun, batch.step - first + 1, last - batch.step) if is_known else ""
             _tell(
                 f"epoch {batch.epoch + 1}{of}  step {batch.step}{total}  loss {loss():.4f}"
