@@ -26,7 +26,7 @@ from unisono.train.trained_parts import Parts
 _LARGEST_CHOSEN_SEED = 1 << 32  # torch draws the seed of a process from 64 bits; nobody writes down so large a one
 _DEPTH = 6
 _averages: "weakref.WeakSet[AveragedModel]" = weakref.WeakSet()
-"""Those that were registered, with whichever run of this process."""
+"""Those that were registered or prepared, with whichever run of this process."""
 
 
 @final
@@ -47,6 +47,7 @@ class FirstLook:
 
     def at_parts(self, parts: Parts, seed: int) -> None:
         """Look at a model and its optimizers, as the run gets them."""
+        self.at_registered(parts.model)
         if self._speaks:
             self._attributes = {name: unsaved_attributes(each) for name, each in parts.optimizers.items()}
         names = self._unseeded.initial(parts.model)
@@ -59,8 +60,8 @@ class FirstLook:
 
     def at_registered(self, part: Any) -> None:
         """Note an object that checkpoints hold from now on."""
-        if isinstance(part, AveragedModel):
-            _averages.add(part)
+        if isinstance(part, nn.Module):
+            _averages.update(each for each in part.modules() if isinstance(each, AveragedModel))
 
     def at_sizes(self, batch_size: int, replicas: int) -> None:
         """Look at the samples of a batch."""
