@@ -84,3 +84,35 @@ def play(transport: Transport | None) -> dict[str, str]:
                 told[name] += " BUT WEIGHTS HAVE CHANGED"
         joined.barrier()
     return told
+
+
+def train_until_a_bad_sample(transport: Transport | None, out: str, rank: int, *, spoils: bool = False) -> list[Any]:
+    """Return this launch's steps, the fingerprint and the failure; `rank` (-1: none) fails in its last replica of 6.
+
+    Args:
+        spoils: Whether the loss writes to the weights before it fails.
+    """
+    steps, failed, told = [], "", {} if transport is None else {"transport": transport}
+    with unisono.Run(seed=0, replicas=4, out=out, checkpoint_every=3, **told) as run:
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        draws = torch.Generator().manual_seed(0)
+        x, y = torch.randn(56, 6, generator=draws), torch.randint(0, 4, (56,), generator=draws)
+        seen: list[int] = []
+
+        def loss(micro: Any) -> Tensor:
+            found = F.cross_entropy(model(micro.x), micro.y)
+            seen.append(batch.step)
+            if batch.step == 6 and run.world.rank == rank and seen.count(6) == len(run.placement[rank]):
+                if spoils:
+                    model[0].weight.data.zero_()
+                raise OSError("bad sample")
+            return found
+
+        try:
+            for batch in run.steps(run.loader(unisono.ArrayDataset(x, y), batch_size=12), epochs=2):
+                run.step(batch, loss)
+                steps.append(batch.step)
+        except (OSError, unisono.PeerLost) as error:
+            failed = type(error).__name__
+        return [steps, run.fingerprint(), failed]
