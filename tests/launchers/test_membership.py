@@ -2,7 +2,8 @@
 
 import functools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -12,8 +13,7 @@ from unisono.launchers.worker.member import Member
 ENDLESS = 10**9  # a meeting that nobody has passed
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(NamedTuple):
     """A member with its program: steps of some meetings, the last of which seals it.
 
     In a new world there is one more first; where others have joined, one more then, in which they get the state.
@@ -47,8 +47,7 @@ class Worker:
         return self.side.told > self.side.epoch
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """Everything: both sides, and what is under way between them, in order for each worker."""
 
     launcher: Membership
@@ -79,7 +78,7 @@ class Play:
         workers, nothing = (*workers, *come), ((),) * (size + guests)
         launcher = Membership(members, fewest, far=frozenset({*far} & {*members}))
         self.first = State(launcher, workers, nothing, nothing, deaths, sizes)
-        self.ends, self.num_states = Counter(), 0
+        self.ends, self.num_states, self.answers = Counter(), 0, {}
 
     def run(self):
         """Visit every state that can be reached; raise where a promise is broken."""
@@ -93,8 +92,9 @@ class Play:
             if not found:
                 self.check_end(state)
             for other in [*found, *self.killed(state)]:
-                if other not in seen:
-                    seen.add(other)
+                known = len(seen)
+                seen.add(other)
+                if len(seen) > known:
                     line.append(other)
         self.num_states = len(seen)
         return self
@@ -104,35 +104,35 @@ class Play:
         if self.is_cut and self.far and not any(state.workers[number].is_cut for number in self.far):
             workers = state.workers
             for number in self.far:
-                workers = put(workers, number, replace(workers[number], is_cut=True))
-            yield replace(state, workers=workers)
+                workers = put(workers, number, workers[number]._replace(is_cut=True))
+            yield state._replace(workers=workers)
         if state.deaths:
             for index, worker in enumerate(state.workers):
                 if worker.is_alive and not worker.has_ended:
-                    workers = put(state.workers, index, replace(worker, is_alive=False))
-                    yield replace(state, workers=workers, down=put(state.down, index, ()), deaths=state.deaths - 1)
+                    workers = put(state.workers, index, worker._replace(is_alive=False))
+                    yield state._replace(workers=workers, down=put(state.down, index, ()), deaths=state.deaths - 1)
 
     def next_states(self, state):
         """Whatever else may happen next."""
         if state.sizes:
-            known = replace(state, sizes=state.sizes[1:])
-            yield self.launch(known, lambda side: side.resize(state.sizes[0]))
+            known = state._replace(sizes=state.sizes[1:])
+            yield self.launch(known, Membership.resize, state.sizes[0])
         cut = [index for index in self.far if state.workers[index].is_cut and index not in state.noticed]
         if cut:
             # `DecidingRecovery` lets nobody come of a host that is left out; of members late words come.
             up = tuple(
                 () if index in {*cut} - {*state.launcher.members} else said for index, said in enumerate(state.up)
             )
-            known = replace(state, noticed=state.noticed | {*cut}, up=up)
-            yield self.launch(known, lambda side: self.lose(side, cut))
+            known = state._replace(noticed=state.noticed | {*cut}, up=up)
+            yield self.launch(known, self.lose, tuple(cut))
         for index, worker in enumerate(state.workers):
             if not worker.is_alive and index not in state.noticed:
-                known = replace(state, noticed=state.noticed | {index}, up=put(state.up, index, ()))
-                yield self.launch(known, lambda side, index=index: side.died(index))
+                known = state._replace(noticed=state.noticed | {index}, up=put(state.up, index, ()))
+                yield self.launch(known, Membership.died, index)
             if state.up[index]:
                 what, *rest = state.up[index][0]
-                known = replace(state, up=put(state.up, index, state.up[index][1:]))
-                yield self.launch(known, lambda side, what=what, rest=rest: self.tell(side, what, rest))
+                known = state._replace(up=put(state.up, index, state.up[index][1:]))
+                yield self.launch(known, self.tell, what, tuple(rest))
             if worker.is_alive and not worker.has_ended:
                 yield from self.acts(state, index, worker)
 
@@ -157,10 +157,16 @@ class Play:
             return events[what](*rest)
         return side.heard_up(*rest) if what == "up" else side.ended(*rest)
 
-    def launch(self, state, event):
-        """An event for the launcher: its orders go to all members; the same event again changes nothing."""
-        side, orders = event(state.launcher)
-        assert event(side) == (side, ()), "not idempotent"
+    def launch(self, state, event, *about):
+        """An event for the launcher: its orders go to all members; the same event again changes nothing.
+
+        Many states share a launcher's side, which is pure: each side is asked about each event once.
+        """
+        asked = state.launcher, event, about
+        if asked not in self.answers:
+            side, _ = self.answers[asked] = event(state.launcher, *about)
+            assert event(side, *about) == (side, ()), "not idempotent"
+        side, orders = self.answers[asked]
         down = state.down
         for order in orders:
             if isinstance(order, Form):
@@ -177,7 +183,7 @@ class Play:
                 for member in (number for number in told if state.workers[number].is_alive):
                     down = put(down, member, (*down[member], order))
         ready = frozenset(entry for entry in state.ready if entry[0] >= side.epoch)
-        return replace(state, launcher=side, down=down, ready=ready)
+        return state._replace(launcher=side, down=down, ready=ready)
 
     def check_first(self, state, side, members):
         """The first member has the state, and is on this host if one is that has not finished; nobody has two."""
@@ -193,26 +199,26 @@ class Play:
         def become(changed, *said):
             said = () if worker.is_cut else said
             up = put(state.up, index, (*state.up[index], *said))
-            return replace(state, workers=put(state.workers, index, changed), up=up)
+            return state._replace(workers=put(state.workers, index, changed), up=up)
 
         if state.down[index]:
             order, *rest = state.down[index]
-            known = replace(state, down=put(state.down, index, tuple(rest)))
+            known = state._replace(down=put(state.down, index, tuple(rest)))
             if isinstance(order, Knock):
-                heard = replace(worker, is_knocked=True)
+                heard = worker._replace(is_knocked=True)
             elif isinstance(order, Halt) and index in order.released:
-                heard = replace(worker, has_ended=True, is_released=True)
+                heard = worker._replace(has_ended=True, is_released=True)
                 self.ends["released"] += 1
             else:
-                heard = replace(worker, side=worker.side.hear(order))
+                heard = worker._replace(side=worker.side.hear(order))
                 assert heard.side.hear(order) == heard.side, "not idempotent"
-            yield replace(known, workers=put(known.workers, index, heard))
+            yield known._replace(workers=put(known.workers, index, heard))
         if worker.is_guest:
             yield from self.waits(become, index, worker)
             return
         advice, meeting = worker.side.advise(worker.next_meeting), worker.next_meeting
         if worker.done == self.steps and not worker.is_new and not worker.gives:
-            ended = replace(worker, has_ended=True)
+            ended = worker._replace(has_ended=True)
             yield become(ended, ("finished", index, worker.side.passed), ("ended", index))
             return
         if (
@@ -221,14 +227,14 @@ class Play:
             and worker.said < worker.side.epoch
             and not (worker.is_new or worker.gives)
         ):
-            yield become(replace(worker, said=worker.side.epoch), ("door", worker.side.epoch, index))
+            yield become(worker._replace(said=worker.side.epoch), ("door", worker.side.epoch, index))
         if advice == "go" and not worker.is_waiting and (worker.is_new or worker.gives or not worker.at_door):
-            yield become(replace(worker, is_waiting=True, begun=meeting))
+            yield become(worker._replace(is_waiting=True, begun=meeting))
         if advice == "freeze":
             frozen = become(
-                replace(worker, side=worker.side.froze()), ("ready", worker.side.called, index, worker.side.passed)
+                worker._replace(side=worker.side.froze()), ("ready", worker.side.called, index, worker.side.passed)
             )
-            yield replace(frozen, ready=frozen.ready | {(worker.side.called, index)})
+            yield frozen._replace(ready=frozen.ready | {(worker.side.called, index)})
         if advice == "complete":
             assert worker.is_waiting, "a meeting that others have passed was not begun by all"
             yield from self.past(state, become, worker)
@@ -241,13 +247,13 @@ class Play:
         """What a guest does: it says that it is there, freezes when it is called, and comes to the world."""
         advice = worker.side.advise(ENDLESS)
         if worker.said < 0:
-            yield become(replace(worker, said=0), ("arrived", index))
+            yield become(worker._replace(said=0), ("arrived", index))
         elif advice == "freeze":
             epoch = worker.side.called
-            frozen = become(replace(worker, side=worker.side.froze()), ("ready", epoch, index, 0))
-            yield replace(frozen, ready=frozen.ready | {(epoch, index)})
+            frozen = become(worker._replace(side=worker.side.froze()), ("ready", epoch, index, 0))
+            yield frozen._replace(ready=frozen.ready | {(epoch, index)})
         elif advice == "move":
-            yield self.move(become, replace(worker, said=-1))
+            yield self.move(become, worker._replace(said=-1))
 
     @staticmethod
     def is_full(state, worker):
@@ -258,11 +264,11 @@ class Play:
     def past(self, state, become, worker):
         """The worker behind its meeting, and what it says."""
         meeting = worker.next_meeting
-        passed = replace(worker, side=worker.side.has_passed(meeting), is_waiting=False)
+        passed = worker._replace(side=worker.side.has_passed(meeting), is_waiting=False)
         if worker.is_new:
-            yield become(replace(passed, is_new=False), ("up", worker.side.epoch, worker.side.number))
+            yield become(passed._replace(is_new=False), ("up", worker.side.epoch, worker.side.number))
         elif worker.gives:
-            given = replace(passed, gives=())
+            given = passed._replace(gives=())
             if worker.has_state:
                 yield become(given)
                 return
@@ -270,16 +276,16 @@ class Play:
             assert len(known) == 1, "nobody has the state"
             (done,) = known
             self.ends["joined"] += 1
-            yield become(replace(given, has_state=True, done=done), ("state", worker.side.number))
+            yield become(given._replace(has_state=True, done=done), ("state", worker.side.number))
         elif worker.at + 1 < self.per_step:
-            yield become(replace(passed, at=worker.at + 1))
+            yield become(passed._replace(at=worker.at + 1))
         else:
             known = dict(state.bits)
             others = [state.workers[number] for number in worker.members]
             for bit in [known[meeting]] if meeting in known else {False, any(other.is_knocked for other in others)}:
                 done = worker.done + 1
-                sealed = become(replace(passed, at=0, done=done, at_door=bit and done < self.steps))
-                yield replace(sealed, bits=state.bits | {(meeting, bit)})
+                sealed = become(passed._replace(at=0, done=done, at_door=bit and done < self.steps))
+                yield sealed._replace(bits=state.bits | {(meeting, bit)})
 
     @staticmethod
     def move(become, worker):
@@ -287,8 +293,7 @@ class Play:
         world = worker.side.world
         assert world.offer or len(world.members) == 1, "there is no place to meet"
         come = {*world.members} - {*worker.members} if worker.has_state or not worker.is_guest else {worker.side.number}
-        moved = replace(
-            worker, side=worker.side.moved(), members=world.members, is_waiting=False, begun=world.passed,
+        moved = worker._replace(side=worker.side.moved(), members=world.members, is_waiting=False, begun=world.passed,
             is_new=True, at=0, is_guest=False, gives=tuple(sorted({*worker.gives, *come} & {*world.members})),
             at_door=worker.at_door and not world.is_door, is_knocked=worker.is_knocked and not world.is_door,
         )  # fmt: skip
@@ -298,7 +303,7 @@ class Play:
             assert not {members for members, _ in others} - {world.members}, "one is in another world"
             return state
         assert not others - {(world.members, worker.done)}, "one is a step ahead, or in another world"
-        return replace(state, joined=state.joined | {(world.epoch, world.members, worker.done)})
+        return state._replace(joined=state.joined | {(world.epoch, world.members, worker.done)})
 
     def check_reason(self, state):
         """It was given up, for what cannot be mended."""
