@@ -1,19 +1,18 @@
-"""Records and the picture of `time_to_accuracy`, from the lines it has left."""
+"""Records and picture of `time_to_accuracy`, from the lines it has left."""
 
 import itertools
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import slug
+from harness import range_of, slug
 from results import Bar, Result
 
-from unisono.report.charts import Series
-from unisono.report.content import Section, line_view
+from unisono.report.content import Section, bar_view
 from unisono.report.picture import draw_section
-from unisono.system.words import spell_seconds
 
 TOPIC = "Real data beside other programs"
 BARS = {
@@ -27,19 +26,13 @@ TARGETS = {"imdb": 0.85, "mnist": None}
 Lines = list[dict[str, Any]]
 
 
-def report(folder: Path, *, picture: Path | None = None) -> list[Result]:
-    """Return the records of all files in `folder`; draw ``accuracy`` where a picture is wanted."""
+def report(folder: Path) -> list[Result]:
+    """Return the records of all files in `folder`."""
     found: list[Result] = []
-    curves: dict[str, Lines] = {}
     for path in sorted(folder.glob("*.jsonl")):
         kind, job = path.stem.split("-")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         found += {"system": system_records, "accuracy": accuracy_records, "seeds": seeds_records}[kind](job, lines)
-        if kind == "accuracy":
-            curves[job] = lines
-    if picture is not None and curves:
-        draw(curves, picture)
-        print(picture)
     return found
 
 
@@ -146,41 +139,17 @@ def seconds_to(epochs: Lines, target: float) -> tuple[float, bool]:
     return total, False
 
 
-def finding(job: str, lines: Lines) -> str:
-    """Return the title of a job's chart: who reaches the target first on average, and when DDP does."""
-    target, means = target_of(job, lines), dict[str, float]()
-    for name in names_of(lines) if target is not None else ():
-        times = [seconds_to(line["epochs"], target) for line in lines if line["name"] == name]
-        if all(is_reached for _, is_reached in times):
-            means[name] = statistics.mean(seconds for seconds, _ in times)
-    if "DDP" not in means or len(means) == 1:
-        return job.upper()
-    first = min(means, key=lambda name: means[name])
-    after, ddp = spell_seconds(means[first]), spell_seconds(means["DDP"])
-    return f"{job.upper()}: {target:.2%} after {after} ({first}), {ddp} (DDP)"
-
-
-def draw(curves: dict[str, Lines], picture: Path) -> None:
-    """Accuracy over seconds of training, one chart a job: the mean of the runs, bars from the worst to the best."""
-    names = sorted({name for lines in curves.values() for name in names_of(lines)})  # one colour in all charts
-    charts = []
-    for job, lines in curves.items():
-        series = []
-        for name in names:
-            runs = [line["epochs"] for line in lines if line["name"] == name]
-            ends = range(min(map(len, runs), default=0))
-            seconds = [statistics.mean(sum(one["train_s"] for one in run[: end + 1]) for run in runs) for end in ends]
-            found = [[run[end]["accuracy"] for run in runs] for end in ends]
-            points = list(zip(seconds, map(statistics.mean, found), strict=True))
-            series.append(Series(name=name, points=points, spread=[(min(one), max(one)) for one in found]))
-        target = target_of(job, lines)
-        if target is not None:
-            times = [x for line in series for x, _ in line.points]
-            points = [(min(times), target), (max(times), target)]
-            series.append(Series(name=f"{target:.2%}", points=points, is_limit=True))
-        charts.append(
-            line_view(finding(job, lines), series, "seconds of training, 2 processes", spell_seconds, "{:.1%}".format,
-                      log_x=True, from_zero=False)
-        )  # fmt: skip
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    draw_section(Section(title="Test accuracy over seconds of training", charts=charts), picture)
+def draw(records: Sequence[Result], picture: Path) -> None:
+    """Draw the seconds of training to the target accuracy, of ``fast`` and of DDP in the same rounds."""
+    rows = [row for row in records if row.name.endswith("unisono-fast") and row.peer_median and row.median]
+    bars, ratios = dict[str, dict[str, float]](), []
+    for row in rows:
+        job, target = row.what.partition(",")[0], row.what.rpartition(" to ")[2]
+        bars |= {f"{job}, DDP": {"unisono, fast": 0.0, "DDP over gloo": float(row.peer_median or 0)},
+                 f"{job}, unisono": {"unisono, fast": float(row.median or 0), "DDP over gloo": 0.0}}  # fmt: skip
+        ratios.append(f"{job} {row.ratio:.0f} times as fast to {target}")
+    where = f"{rows[0].settings['processes']} processes on {rows[0].machine.partition(',')[0]}"
+    lines = [f"{where}, median of {len(rows[0].samples)} rounds, {rows[0].date}."]
+    chart = bar_view("Seconds of training", bars, "job", "{:.0f} s".format, finding="; ".join(ratios) + ".")
+    title = f"To the same accuracy {range_of([row.ratio or 0 for row in rows], '.0f')} times as fast as DDP"
+    draw_section(Section(title=title, lines=lines, charts=[chart]), picture)

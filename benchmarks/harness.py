@@ -38,6 +38,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 
+def range_of(values: Sequence[float], how: str) -> str:
+    """Return the least and the largest of some values in words, each written as the format `how` says."""
+    return " to ".join(dict.fromkeys(format(value, how) for value in (min(values), max(values))))
+
+
 def save(given: argparse.Namespace, found: Iterable[Result]) -> None:
     """Print the records, and write them unless it was a quick look and nobody has said where to."""
     found = list(found)

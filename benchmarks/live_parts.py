@@ -29,7 +29,7 @@ from origin import commit
 from results import ROOT, Bar, Result
 
 from unisono.experiments.chaos.live_run import LiveRun
-from unisono.report.svg import LIGHT
+from unisono.report.svg import DARK_DRAWING, LIGHT
 from unisono.system.heartbeat import HeartbeatPage
 
 HERE = Path(__file__).parent
@@ -286,8 +286,8 @@ def draw(tracks: dict[int, Track], killed: float, step: int) -> str:
     height = bottom + 64
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="12" role="img">'
-        f"<title>Three workers; one is killed, the others finish the step, a fourth joins</title>"
+        f'font-family="system-ui, sans-serif" font-size="12" role="img">'
+        f"<title>Three workers; one is killed, the others finish the step, a fourth joins</title>{DARK_DRAWING}"
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
     )
     found = f"Worker 1 is killed. The two others finish step {step}, {1000 * (max(ends) - killed):.0f} ms later"

@@ -21,6 +21,7 @@ from harness import UNISONO, parser_of, save
 from results import Bar, Result
 
 from unisono.observe.phases import read_phases
+from unisono.report.svg import DARK_DRAWING
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parent / "docs" / "pictures" / "proof.svg"
@@ -107,7 +108,7 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     begin = TOP + LANE * len(names) + 36
     top, bottom = begin + 76, begin + 256
     low, high = -4, 0
-    parts = [text(20, begin, "With DDP the loss depends on the number of workers", size=17, more=' font-weight="600"')]
+    parts = [text(20, begin, "With DDP the loss depends on the number of workers", size=16, more=' font-weight="600"')]
     note = "distance from the loss on one worker, log scale; same data, batches and seed"
     parts.append(text(20, begin + 20, note, size=12, fill=FAINT))
 
@@ -179,7 +180,7 @@ def main() -> int:
     label = "Five runs of one job with one fingerprint, and how far the losses of plain DDP drift apart"
     picture = "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'font-family="system-ui, sans-serif" role="img" aria-label="{label}">',
+        f'font-family="system-ui, sans-serif" role="img" aria-label="{label}">{DARK_DRAWING}',
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
         *lanes(folder, steps, names, lives), *drift(folder, steps, names), "</svg>", "",
     ])  # fmt: skip

@@ -3,7 +3,8 @@
     python benchmarks/time_to_accuracy.py system   --job imdb  --data ARCHIVE   --others PYTHON
     python benchmarks/time_to_accuracy.py accuracy --job mnist --data DIRECTORY --others PYTHON
     python benchmarks/time_to_accuracy.py seeds    --job imdb  --data ARCHIVE
-    python benchmarks/time_to_accuracy.py report   --picture docs/pictures/time-to-accuracy.svg
+    python benchmarks/time_to_accuracy.py report
+    python benchmarks/time_to_accuracy.py --picture            # writes docs/pictures/time-to-accuracy.svg
 
 All read the same files, on two processes of one thread each, over gloo (baselines) or shared memory (unisono). Seconds
 are of training; evaluation, start and reading are left out for all alike.
@@ -15,7 +16,8 @@ test accuracy at equal settings.
 Runs are taken in turn, round by round, so that a ratio compares neighbours. Each finished run is one line of
 ``build/time_to_accuracy/KIND-JOB.jsonl`` (or below ``--lines``), with the load before and after; a call goes on where
 the last one stopped and starts nothing that would not end within ``--minutes``. ``--only NAME`` takes one contestant
-alone. ``report`` reads the files, and prints and writes the records. ``--quick`` compares two contestants on a
+alone. ``report`` reads the files, and prints and writes the records; ``--picture`` draws
+the records and measures nothing. ``--quick`` compares two contestants on a
 few invented reviews.
 """
 
@@ -31,13 +33,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from accuracy_tables import report
+from accuracy_tables import draw, report
 from harness import UNISONO, make_reviews, parser_of, save
-from results import ROOT
+from results import RESULTS, ROOT, read
 
 from unisono.recipes.catalog import find
 
 HERE = Path(__file__).parent
+PICTURE = ROOT / "docs" / "pictures" / "time-to-accuracy.svg"
 JOBS: dict[str, dict[str, Any]] = {
     "imdb": {"equal": "article", "batch_size": 256, "model": "gcnn", "epochs": 6, "seed_epochs": 2},
     "mnist": {"equal": "tutorial", "batch_size": 128, "model": "cnn", "epochs": 10, "seed_epochs": 2},
@@ -66,8 +69,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--lines", type=Path, metavar="DIR", default=ROOT / "build" / "time_to_accuracy", help="the runs"
     )
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--picture", action="store_true", help="draw the records, measure nothing")
     given = parser.parse_args()
+    if given.picture:
+        return given
     if not given.kind and not given.quick:
         parser.error("expected system, accuracy, seeds or report, or --quick")
     if not given.quick and given.kind != "report" and not (given.job and given.data):
@@ -162,6 +167,9 @@ def take_missing(given: argparse.Namespace) -> None:
 
 def main() -> None:
     given = arguments()
+    if given.picture:
+        draw(read((given.out or RESULTS) / "time_to_accuracy.json"), PICTURE)
+        return
     with tempfile.TemporaryDirectory() as scratch:
         if given.quick:
             given.kind, given.job, given.data = "system", "imdb", str(make_reviews(Path(scratch)))
@@ -169,7 +177,7 @@ def main() -> None:
             given.lines = Path(scratch) / "lines"
         if given.kind != "report":
             take_missing(given)
-        save(given, report(given.lines, picture=given.picture))
+        save(given, report(given.lines))
 
 
 if __name__ == "__main__":

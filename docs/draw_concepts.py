@@ -15,7 +15,7 @@ from unisono.collectives.schedules import Schedule, owner_computes, plan, start,
 from unisono.collectives.tree import Node, owned_nodes, split
 from unisono.data.sampler import ExactSampler
 from unisono.report.schedule_picture import Content
-from unisono.report.svg import LIGHT
+from unisono.report.svg import DARK_DRAWING, LIGHT
 
 PICTURES = Path(__file__).parent / "pictures" / "concepts"
 WIDTH = 640
@@ -32,6 +32,7 @@ class Svg:
         self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
             f'height="{height:g}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(label)}">',
+            f"{DARK_DRAWING}"
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             f'orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" fill="{SHARED}"/></marker></defs>',
             f'<rect width="{WIDTH}" height="{height:g}" rx="6" fill="white"/>',

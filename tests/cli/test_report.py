@@ -21,7 +21,7 @@ def test_a_page_is_written(tmp_path):
         assert done.exit_code == 0, done.output
     page = (tmp_path / "r.html").read_text()
     assert "Run run" in page
-    assert "digits: strong scaling, exact" in page
+    assert "Strong scaling, exact: " in page
     assert "KB" in done.stderr
 
 

@@ -1,5 +1,6 @@
 """Pictures of sections: drawn, equal for equal numbers, readable, with colours that say what they should."""
 
+import itertools
 import re
 
 import pytest
@@ -9,15 +10,17 @@ from report.drawn import check_texts, kinds, tree_of
 from report.made_runs import HOSTILE
 from scaling.made import study, trial
 from unisono.errors import ConfigError
+from unisono.report.charts import Series, line_chart
 from unisono.report.content import Section
 from unisono.report.forecast_section import forecast_section
 from unisono.report.picture import draw_section
 from unisono.report.scaling_section import scaling_sections
-from unisono.report.svg import LIGHT
+from unisono.report.svg import DARK, LIGHT
+from unisono.scaling.study import STEP_PHASES
 
 
 def drawn(made, path):
-    draw_section(scaling_sections([made])[0], path, most=4)
+    draw_section(scaling_sections([made])[0], path, most=2)
     return tree_of(path)
 
 
@@ -26,22 +29,51 @@ def test_scaling_is_drawn(tmp_path):
     crowded, roomy = drawn(study(), tmp_path / "a.svg"), drawn(study(cores=8), tmp_path / "b.svg")
     for tree in (crowded, roomy):
         check_texts(tree)
-        assert len(list(tree.iter("svg"))) == 5
-        assert {"100%", "80%", "40%"} <= {node.text for node in tree.iter("text")}
+        assert len(list(tree.iter("svg"))) == 3
+        assert {"1x, 80 ms", "1.6x, 50 ms", "measured", "ideal"} <= {node.text for node in tree.iter("text")}
         assert kinds(tree, "rect", "fill")
-    assert [node.text for node in kinds(crowded, "text", "alarm")] == ["4", "4"]
+    assert [node.text for node in kinds(crowded, "text", "alarm")] == ["4"]
     assert not kinds(roomy, "text", "alarm")
     shown = " ".join(node.text or "" for node in crowded.iter("text"))
-    assert "Shortest on" in shown  # a finding above each chart
+    assert "Highest on 2 workers: 1.6x" in shown  # a finding above each chart
+    assert "digits: 2 workers are 1.6 times as fast as 1 worker; 4 take turns on 2 cores" in shown
     assert "of the ideal." in shown
-    assert any("take turns" in (node.text or "") for node in crowded.iter("text"))
+    assert "take turns" not in " ".join(node.text or "" for node in roomy.iter("text"))
+
+
+def test_a_title_says_when_the_machine_was_busy():
+    """And how long a step is where there is nothing to compare."""
+    assert scaling_sections([study(trial(1, 0.08, load=9.5), trial(2, 0.05))])[0].title == (
+        "digits: 2 workers are 1.6 times as fast as 1 worker; the machine was busy"
+    )
+    assert scaling_sections([study(trial(2, 0.05))])[0].title == "digits: 2 workers, 50 ms a step"
+
+
+def test_what_a_step_is_made_of_adds_up_to_the_step():
+    """Phases are the median rank's; by how much the slowest rank is behind is a part of its own."""
+    phases = dict.fromkeys(STEP_PHASES, 0.002)
+    bars = scaling_sections([study(trial(2, 0.02, phases_s=[phases, phases]))])[0].charts[1]
+    assert bars.values.head[-1] == "slowest rank"
+    assert bars.values.rows[0][-1] == "8 ms"
+    assert "20 ms" in {node.text for node in tree_of(bars.drawing.svg()).iter("text")}
+
+
+def test_names_beside_lines_do_not_touch(tmp_path):
+    """Three lines that end in one point have their names below each other, each in its line's colour."""
+    lines = [Series(name=name, points=[(1, 1.0), (2, 2.0)]) for name in ("one", "two", "three")]
+    tree = tree_of(line_chart("x", lines, x_label="x", spell_x="{:g}".format, spell_y="{:g}".format).svg())
+    names = kinds(tree, "text", "end")
+    assert [node.get("class").split()[-1] for node in names] == ["c0", "c1", "c2"]
+    heights = [float(node.get("y")) for node in names]
+    assert all(after - before >= 14 for before, after in itertools.pairwise(heights))
 
 
 def test_a_picture_needs_nothing_else(tmp_path):
     """Its colours are written out, no variable, script or address but the format's own is in it."""
     drawn(study(), tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
-    assert LIGHT["c0"] in text
+    assert LIGHT["c0"] in text.partition("prefers-color-scheme:dark")[0]
+    assert DARK["c0"] in text.partition("prefers-color-scheme:dark")[2]
     assert not re.search(r"var\(|<script|url\(|@import|https?://", text.replace("http://www.w3.org/2000/svg", ""))
 
 

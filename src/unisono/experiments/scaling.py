@@ -52,7 +52,7 @@ def measure_scaling(
         if place is not None:
             data, picture, page = (place / name for name in FILES)
             save(study, data)
-            draw_section(scaling_sections([study])[0], picture, most=4)
+            draw_section(scaling_sections([study])[0], picture, most=2)
             write_page([data], page)
     return study
 

@@ -15,10 +15,11 @@ from unisono.report.svg import WIDTH, Drawing, cut, width_of
 HEIGHT = 280
 """Of a chart of lines in pixels; its legend comes on top."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
-_BAR, _NAMES, _LEGEND = 26, 110, 18
+_BAR, _NAMES, _LEGEND = 26, 118, 18
 SMOOTH = 9
 """Points of a running median."""
 _MOST_STRETCHES = 40
+_MOST_ENDS, _WIDEST_END, _APART = 5, 170, 15  # names beside the ends of lines, instead of a legend
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
 Spell = Callable[[float], str]
@@ -113,26 +114,46 @@ def line_chart(
     low, high = log_y or (marks[0], marks[-1])
     shown = [(number, line) for number, line in enumerate(series) if line.points]
     out = Drawing(label, HEIGHT)
-    scale_x = _scale(xs[0], xs[-1], _LEFT + 8, WIDTH - _RIGHT - 8, log_x)
+    beside = _beside([line for _, line in shown])
+    scale_x = _scale(xs[0], xs[-1], _LEFT + 8, WIDTH - _RIGHT - 8 - beside, log_x)
     top = _TOP + (16 if y_label else 0)
     scale_y = _scale(low, high, HEIGHT - _BOTTOM, top, log_y is not None)
     if y_label:
         out.text(8, 12, y_label, "axis")
     for mark in marks:
         y = scale_y(mark)
-        out.line([(_LEFT, y), (WIDTH - _RIGHT, y)], "grid")
+        out.line([(_LEFT, y), (WIDTH - _RIGHT - beside, y)], "grid")
         out.text(_LEFT - 6, y + 4, spell_y(mark), at="end")
     wanted = xs if ticks_at_points else (log_x and _log_ticks(xs[0], xs[-1])) or ticks(xs[0], xs[-1], 6)
-    for x in _spread(
-        wanted if log_x else [xs[0], *wanted], xs, scale_x, max(width_of(spell_x(x)) for x in wanted) + 10
-    ):
+    for x in _spread(wanted if log_x else [xs[0], *wanted], xs, scale_x, spell_x):
         kind = "alarm" if x in alarms else "tick"
         out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
-    out.text((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 6, x_label, "axis", at="middle")
+    out.text((WIDTH + _LEFT - _RIGHT - beside) / 2, HEIGHT - 6, x_label, "axis", at="middle")
     for number, line in shown:
-        _line(out, number, line, scale_x, scale_y, spell_x, spell_y)
-    _legend(out, [(line.name, _kind(number, line)) for number, line in shown])
+        _line(out, number, line, scale_x, scale_y, spell_x, spell_y, beside > 0)
+    if beside:
+        _ends(out, shown, scale_x, scale_y)
+    else:
+        _legend(out, [(line.name, _kind(number, line)) for number, line in shown])
     return out
+
+
+def _beside(lines: Sequence[Series]) -> float:
+    """Return how much room names beside the ends of lines need; 0: they are too many or too long, or there is one."""
+    widest = max(_ON_A_PHONE * width_of(line.name) for line in lines)
+    return widest + 4 if 1 < len(lines) <= _MOST_ENDS and widest <= _WIDEST_END else 0.0
+
+
+def _ends(out: Drawing, lines: Sequence[tuple[int, Series]], scale_x: Scale, scale_y: Scale) -> None:
+    """Write each line's name beside its last point, in its colour; names that would touch are moved apart."""
+    ends = sorted((scale_y(line.points[-1][1]), scale_x(line.points[-1][0]), number, line) for number, line in lines)
+    taken: list[tuple[float, float, float]] = []
+    for y, x, number, line in ends:
+        left, right = x + 10, x + 10 + _ON_A_PHONE * width_of(line.name)
+        near = [at + _APART for first, last, at in taken if first < right and left < last]
+        at = max([y, *(lowest for lowest in near if lowest > y)])
+        taken.append((left, right, at))
+        out.text(left, at + 4, line.name, "name" if line.is_limit else f"name end {_own(number, line)}")
 
 
 def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
@@ -164,13 +185,17 @@ def _scale(low: float, high: float, begin: float, end: float, log: bool = False)
 
 
 def _kind(number: int, line: Series) -> str:
-    own = number if line.colour is None else line.colour
-    return "line limit" if line.is_limit else f"line {'pale ' * line.is_pale}{_colour(own)}"
+    return "line limit" if line.is_limit else f"line {'pale ' * line.is_pale}{_own(number, line)}"
+
+
+def _own(number: int, line: Series) -> str:
+    return _colour(number if line.colour is None else line.colour)
 
 
 def _line(
-    out: Drawing, number: int, line: Series, scale_x: Scale, scale_y: Scale, spell_x: Spell, spell_y: Spell
-) -> None:
+    out: Drawing, number: int, line: Series, scale_x: Scale, scale_y: Scale, spell_x: Spell, spell_y: Spell,
+    is_named: bool,
+) -> None:  # fmt: skip
     places = [(scale_x(x), scale_y(y)) for x, y in line.points]
     out.line(places, _kind(number, line))
     if line.is_limit or line.is_pale:
@@ -182,8 +207,8 @@ def _line(
     for (at_x, at_y), (x, y) in zip(places, line.points, strict=True):
         out.dot(at_x, at_y, radius, colour, f"{line.name}: {spell_y(y)} at {spell_x(x)}")
     for (x, y), text in zip(places, line.labels, strict=False):
-        is_last = x + 8 + width_of(text) > WIDTH
-        out.text(x - 8 if is_last else x + 8, y + 16, text, at="end" if is_last else "start")
+        is_last = x + 8 + width_of(text) > WIDTH or (is_named and x == places[-1][0] and len(places) > 1)
+        out.text(x - 8 if is_last else x + 8, y + 16, text, "tick halo", at="end" if is_last else "start")
 
 
 def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: Spell) -> Drawing:
@@ -285,10 +310,11 @@ def _colour(number: int) -> str:
     return f"c{number % 8}" + (" dash" if number >= 8 else "")
 
 
-def _spread(marks: Sequence[float], xs: Sequence[float], scale: Scale, apart: float) -> list[float]:
+def _spread(marks: Sequence[float], xs: Sequence[float], scale: Scale, spell: Spell) -> list[float]:
     """Return marks within the axis whose labels do not touch."""
     kept: list[float] = []
     for mark in marks:
+        apart = (width_of(spell(mark)) + width_of(spell(kept[-1]))) / 2 + 7 if kept else 0.0
         if xs[0] <= mark <= xs[-1] and (not kept or scale(mark) - scale(kept[-1]) > apart):
             kept.append(mark)
     return kept

@@ -14,7 +14,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.report.content import Section
 from unisono.report.sources import sections_of
-from unisono.report.svg import LIGHT, STYLE
+from unisono.report.svg import DARK, LIGHT, STYLE
 from unisono.system.files import check_place, write_whole
 
 MOST_BYTES = 1_000_000
@@ -30,8 +30,8 @@ def render(title: str, sections: Sequence[Section]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_shown)
     template = environment.from_string(resources.files("unisono.report").joinpath("page.html").read_text())
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    facts = {"version": metadata.version("unisono"), "written": written}
-    page = template.render(title=title, sections=sections, light=LIGHT, chart_style=Markup(STYLE), **facts)
+    facts = {"version": metadata.version("unisono"), "written": written, "light": LIGHT, "dark": DARK}
+    page = template.render(title=title, sections=sections, chart_style=Markup(STYLE), **facts)
     size = len(page.encode())
     if size > MOST_BYTES:
         raise ConfigError(f"expected a page of at most {MOST_BYTES} bytes, got {size}. Hint: report fewer at once.")

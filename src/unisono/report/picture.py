@@ -1,11 +1,12 @@
 """A picture of a section's charts: one SVG file, which browsers, documents and editors show."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from unisono.errors import ConfigError
 from unisono.report.content import Chart, Section
-from unisono.report.svg import LIGHT, STYLE, WIDTH, Drawing, cut, width_of
+from unisono.report.svg import DARK, LIGHT, STYLE, WIDTH, Drawing, cut, width_of
 from unisono.system.files import write_whole
 
 MARK = "<!-- unisono -->"
@@ -13,7 +14,14 @@ MARK = "<!-- unisono -->"
 
 # Titles are bold: they are cut as if they were a fifth larger.
 _EDGE, _GAP, _TITLE, _LINE = 24, 32, 26, 18
-_STYLE = re.sub(r"var\(--(\w+)\)", lambda match: LIGHT[match[1]], STYLE)  # not every viewer knows variables
+
+
+def _style(colours: Mapping[str, str]) -> str:
+    """Return the style with its colours written out: not every viewer knows variables."""
+    return re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], f".ground{{fill:var(--bg)}}{STYLE}")
+
+
+_STYLE = f"{_style(LIGHT)}@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
 
 
 def draw_section(section: Section, path: str | Path, most: int | None = None) -> None:
@@ -25,11 +33,14 @@ def draw_section(section: Section, path: str | Path, most: int | None = None) ->
     # What a row shows takes as many lines above each of its charts as the longest one needs.
     deep = [_LINE * max(len(_wrapped(chart.finding)) for chart in row) for row in rows]
     heights = [max(_height(chart) for chart in row) + _GAP + more for row, more in zip(rows, deep, strict=True)]
-    top = 64.0 + 20 * len(section.lines)
+    title = _wrapped(section.title, width, 23)
+    begin = 34 + 24 * (len(title) - 1)
+    top = begin + 30.0 + 20 * len(section.lines)
     sheet = Drawing(section.title, top + sum(heights), width + 2 * _EDGE)
-    sheet.text(_EDGE, 34, cut(section.title, width, 23), "name", size=19, bold=True)
+    for number, line in enumerate(title):
+        sheet.text(_EDGE, 34 + 24 * number, cut(line, width, 23), "name", size=19, bold=True)
     for number, line in enumerate(section.lines):
-        sheet.text(_EDGE, 56 + 20 * number, cut(line, width, 13), size=13)
+        sheet.text(_EDGE, begin + 22 + 20 * number, cut(line, width, 13), size=13)
     for row, height, more in zip(rows, heights, deep, strict=True):
         for number, chart in enumerate(row):
             left = _EDGE + number * (WIDTH + _GAP)
@@ -43,11 +54,11 @@ def draw_section(section: Section, path: str | Path, most: int | None = None) ->
     save(sheet, path)
 
 
-def _wrapped(text: str) -> list[str]:
-    """Return a sentence in lines that fit above a chart."""
+def _wrapped(text: str, width: float = WIDTH, size: float = 13) -> list[str]:
+    """Return a sentence in lines of a width: usually that of a chart."""
     lines: list[str] = []
     for word in text.split():
-        if lines and width_of(f"{lines[-1]} {word}", 13) <= WIDTH:
+        if lines and width_of(f"{lines[-1]} {word}", size) <= width:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
@@ -62,7 +73,7 @@ def save(drawing: Drawing, path: str | Path) -> None:
     """Write a drawing; the same drawing gives the same bytes."""
     size = f'width="{drawing.width:g}" height="{drawing.height:g}"'
     head = f'xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, \'DejaVu Sans\', sans-serif" '
-    ground = f'{MARK}<style>{_STYLE}</style><rect {size} fill="{LIGHT["bg"]}"/>'
+    ground = f'{MARK}<style>{_STYLE}</style><rect class="ground" {size} fill="{LIGHT["bg"]}"/>'
     start, _, rest = drawing.svg(head).partition(">")
     try:
         write_whole(Path(path), f"{start}>{ground}{rest}\n".encode())

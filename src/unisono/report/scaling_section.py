@@ -1,7 +1,7 @@
 """A scaling study in words, tables and charts (pure)."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono.report.charts import Series, Spell
@@ -31,6 +31,26 @@ def describe_machine(study: Study) -> str:
         f"{study.environment.get('torch', '?')}, {repeats} run{'s' * (repeats > 1)} of {trials[0].steps} steps, load "
         f"{min(loads):.1f} to {max(loads):.1f}, {study.date[:10]}"
     )
+
+
+def headline(study: Study) -> str:
+    """Return what the study shows, in one sentence."""
+    rows = summarise(study)
+    crowded = [row.workers for row in rows if row.is_oversubscribed]
+    told = [f"{counted(rows[0].workers, 'worker')}, {spell_seconds(rows[0].step_s)} a step"]
+    if len(rows) > 1:
+        best, base = max(rows[1:], key=lambda row: row.speedup), counted(rows[0].workers, "worker")
+        told = [f"{best.workers} workers are {best.speedup / rows[0].speedup:.2g} times as fast as {base}"]
+    if crowded:
+        told.append(f"{_list(crowded)} take turns on {counted(study.cores, 'core')}")
+    if _is_busy(study):
+        told.append("the machine was busy")
+    return f"{study.target}: {'; '.join(told)}"
+
+
+def ideal_of(workers: Iterable[int]) -> Series:
+    """Return the line on which so many workers are so many times as fast."""
+    return Series(name="ideal", points=[(float(count), float(count)) for count in sorted(set(workers))], is_limit=True)
 
 
 def why_it_flattens(study: Study) -> list[str]:
@@ -67,13 +87,17 @@ def doubts(study: Study) -> list[str]:
         found.append(
             f"{_list(crowded)} workers on {study.cores} cores take turns: no speed-up is to be expected from them."
         )
-    worst = max(trial.load for trial in study.trials)
-    if worst > study.workers[-1] * study.threads + 1:
+    if _is_busy(study):
+        worst = max(trial.load for trial in study.trials)
         found.append(
             f"The machine was busy with other work (load up to {worst:.1f}): more workers get a larger share of it, so "
             "this speed-up is not to be trusted. Measure again when it is quiet."
         )
     return found
+
+
+def _is_busy(study: Study) -> bool:
+    return max(trial.load for trial in study.trials) > study.workers[-1] * study.threads + 1
 
 
 def scaling_sections(studies: Sequence[Study]) -> list[Section]:
@@ -85,8 +109,7 @@ def scaling_sections(studies: Sequence[Study]) -> list[Section]:
             Series(name=name, points=[(row.workers, row.speedup) for row in summarise(study)])
             for name, study in zip(names, studies, strict=True)
         ]
-        most = max(study.workers[-1] for study in studies)
-        ideal = Series(name="ideal", points=[(1.0, 1.0), (float(most), float(most))], is_limit=True)
+        ideal = ideal_of(count for study in studies for count in study.workers)
         sections.insert(0, Section(title="Scaling side by side", charts=[_chart("Speed-up", [*lines, ideal], _times)]))
     return sections
 
@@ -110,28 +133,24 @@ def _section(study: Study) -> Section:
                     tone="good") if study.agrees else Remark(text=text, tone="alarm")
         )  # fmt: skip
     findings += [Remark(text=text, tone="alarm") for text in doubts(study)]
-    points = [(float(row.workers), row.step_s) for row in rows]
-    spread = [(row.low_s, row.high_s) for row in rows]
-    ideal = [(x, rows[0].step_s * (1.0 if study.weak else rows[0].workers / x)) for x, _ in points]
     speed = [
-        Series(name="measured", points=[(x, row.speedup) for (x, _), row in zip(points, rows, strict=True)],
+        Series(name="measured", points=[(row.workers, row.speedup) for row in rows],
                spread=[(row.speedup * row.step_s / row.high_s, row.speedup * row.step_s / row.low_s) for row in rows],
-               labels=[f"{row.efficiency:.0%}" for row in rows]),
-        Series(name="ideal", points=[(x, x) for x, _ in points], is_limit=True),
+               labels=[f"{_times(row.speedup)}, {spell_seconds(row.step_s)}" for row in rows]),
+        ideal_of(row.workers for row in rows),
     ]  # fmt: skip
     crowded = frozenset(float(row.workers) for row in rows if row.is_oversubscribed)
     red = "Red: more workers than cores, which take turns." if crowded else ""
-    least, best, last = min(rows, key=lambda row: row.step_s), max(rows, key=lambda row: row.speedup), rows[-1]
-    longest = max(last.phases_s, key=lambda phase: last.phases_s[phase])
+    best, last = max(rows, key=lambda row: row.speedup), rows[-1]
+    longest = max(last.parts_s, key=lambda part: last.parts_s[part])
     charts = [
-        _chart("Time of a step", [Series(name="measured", points=points, spread=spread),
-                                  Series(name="ideal", points=ideal, is_limit=True)], spell_seconds, alarms=crowded,
-               finding=f"Shortest on {counted(least.workers, 'worker')}: {spell_seconds(least.step_s)}."),
-        _chart("Speed-up; efficiency beside it", speed, _times, alarms=crowded, note=red,
+        _chart("Speed-up, and the time of a step", speed, _times, alarms=crowded, note=red,
+               y_label="times as fast as one worker",
                finding=f"Highest on {counted(best.workers, 'worker')}: {_times(best.speedup)}, "
                f"{best.efficiency:.0%} of the ideal."),
-        bar_view("Where a step goes", {f"{row.workers} workers": row.phases_s for row in rows}, "workers",
-                 spell_seconds, finding=f"On {counted(last.workers, 'worker')} most of it is {longest}."),
+        bar_view("Where a step goes", {counted(row.workers, "worker"): row.parts_s for row in rows}, "workers",
+                 spell_seconds, finding=f"On {counted(last.workers, 'worker')} most of it is {longest}.",
+                 note="Phases: of the median rank. Slowest rank: by how much it is behind that one."),
     ]  # fmt: skip
     for count in study.workers:
         found = [trial for trial in study.trials if trial.workers == count]
@@ -143,8 +162,9 @@ def _section(study: Study) -> Section:
     trials = [[str(t.workers), str(t.repeat + 1), spell_seconds(t.step_s), spell_seconds(t.startup_s),
                spell_seconds(t.total_s), f"{t.load:.1f}", t.fingerprint[:16]] for t in study.trials]  # fmt: skip
     return Section(
-        title=f"{study.target}: {'weak' if study.weak else 'strong'} scaling, {study.strategy}",
-        lines=[describe_machine(study), f"Made by: {study.command}"], findings=findings,
+        title=headline(study),
+        lines=[f"{'Weak' if study.weak else 'Strong'} scaling, {study.strategy}: {describe_machine(study)}",
+               f"Made by: {study.command}"], findings=findings,
         tables=[Table(title="Scaling", head=_HEAD, rows=cells, numeric=frozenset(range(1, 9)))], charts=charts,
         folded=[
             Table(title="All runs", head=["workers", "run", "step", "start-up", "in all", "load", "fingerprint"],
@@ -159,7 +179,7 @@ def _chart(title: str, series: Sequence[Series], spell: Spell, **more: Any) -> C
 
 
 def _times(value: float) -> str:
-    return f"{value:.3g}x"
+    return f"{round(value, 2):g}x"
 
 
 def _list(numbers: Sequence[int]) -> str:

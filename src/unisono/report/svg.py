@@ -1,7 +1,7 @@
 """Drawings as SVG text: shapes and lines of text on a sheet (pure; plain values in, text out).
 
 Everything that is shown is escaped here. Colours are classes, which `STYLE` fills: on a page with what light, dark and
-paper need, in a picture with `LIGHT`.
+paper need, in a picture with `LIGHT`, or with `DARK` where the reader asks for dark pages.
 """
 
 import unicodedata
@@ -17,6 +17,14 @@ LIGHT = {
     "c5": "#c94f00", "c6": "#7c5e28", "c7": "#6a51a3",
 }  # fmt: skip
 """Colours by name; c0 to c7, one for each line or rank, are told apart by colour-blind readers too."""
+DARK = {
+    "bg": "#161618", "ink": "#ececee", "faint": "#a4a7ad", "rule": "#3a3a3f", "card": "#202024", "alarm": "#ff8a9a",
+    "good": "#5ed4ab", "c0": "#56b4e9", "c1": "#f0ad3d", "c2": "#3cc99c", "c3": "#e08cc2", "c4": "#7cc8f5",
+    "c5": "#ff8c4d", "c6": "#c9a566", "c7": "#a893e0",
+}  # fmt: skip
+"""The same colours on a dark ground."""
+DARK_DRAWING = "<style>@media (prefers-color-scheme:dark){svg{filter:invert(.92) hue-rotate(180deg)}}</style>"
+"""For a picture whose colours stand in its shapes: on a dark page lightness is turned round, and hues stay."""
 STYLE = (
     ".chart text{fill:var(--ink);font-size:12px}.chart .tick,.chart .axis{fill:var(--faint)}.chart .alarm{fill:"
     "var(--alarm)}.grid{stroke:var(--rule);stroke-width:1}.line{fill:none;stroke-width:2;stroke-linejoin:round}"
@@ -29,8 +37,11 @@ STYLE = (
     ".tip{display:none;pointer-events:none;font-weight:600;paint-order:stroke;stroke:var(--card);stroke-width:5px;"
     "stroke-linejoin:round}.pt{outline:none}.pt:hover .tip,.pt:focus .tip{display:block}"
     ".pt:hover .dot,.pt:focus .dot{r:5}.pt:hover .fill,.pt:focus .fill{stroke:var(--ink);stroke-width:1.5}"
+    ".chart .end{font-weight:600}.chart .end,.halo{paint-order:stroke;stroke:var(--bg);stroke-width:3px;"
+    "stroke-linejoin:round}figure .chart .end,figure .halo{stroke:var(--card)}"
     + "".join(
-        f".line.c{n},.error.c{n}{{stroke:var(--c{n})}}.dot.c{n},.chart .fill.c{n}{{fill:var(--c{n})}}" for n in range(8)
+        f".line.c{n},.error.c{n}{{stroke:var(--c{n})}}.dot.c{n},.chart .fill.c{n},.chart .end.c{n}{{fill:var(--c{n})}}"
+        for n in range(8)
     )
 )
 """What the classes of a drawing look like."""

@@ -103,6 +103,11 @@ class Row:
     is_oversubscribed: bool  #: There are more threads than cores: the workers take turns.
     phases_s: dict[str, float]  #: Median over ranks and trials of a step's phases.
 
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """What the step is made of, in seconds: the phases, and by how much its slowest rank is behind the median."""
+        return {**self.phases_s, "slowest rank": max(0.0, self.step_s - math.fsum(self.phases_s.values()))}
+
 
 def trial_of(
     records: Sequence[StepPhases], *, workers: int, repeat: int, warmup: int, launched_ns: int, total_s: float,

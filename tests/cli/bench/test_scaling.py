@@ -132,7 +132,7 @@ def test_a_recipe_is_measured_and_kept(tmp_path):
     assert all(one.steps == 9 and one.startup_s > 0 and one.total_s > one.startup_s for one in found.trials)
     assert all(rank["forward"] > 0 and rank["backward"] > 0 for one in found.trials for rank in one.phases_s)
     assert "One fingerprint on 1, 2 workers: " in done.stdout
-    assert len(list(tree_of(out / "scaling.svg").iter("svg"))) == 5
+    assert len(list(tree_of(out / "scaling.svg").iter("svg"))) == 3
     assert "Content-Security-Policy" in (out / "report.html").read_text()
 
 

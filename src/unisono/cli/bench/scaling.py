@@ -63,9 +63,10 @@ def scaling(target: str, args: tuple[str, ...], workers: str, out: str | None, a
 def study_lines(study: "Study") -> list[str]:
     """Return a study as its section of a report tells it, and where a step goes."""
     from unisono.report.scaling_section import scaling_sections
-    from unisono.scaling.study import STEP_PHASES, summarise
+    from unisono.scaling.study import summarise
     from unisono.system.words import spell_seconds
 
-    rows = [(row.workers, *(spell_seconds(row.phases_s[name]) for name in STEP_PHASES)) for row in summarise(study)]
-    phases = ["A step of the median rank:", *table(("workers", *STEP_PHASES), rows), ""]
+    rows = summarise(study)
+    cells = [(row.workers, *map(spell_seconds, row.parts_s.values()), spell_seconds(row.step_s)) for row in rows]
+    phases = ["What a step is made of:", *table(("workers", *rows[0].parts_s, "step"), cells), ""]
     return [*phases, *section_lines(scaling_sections([study])[0])]
