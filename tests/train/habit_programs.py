@@ -90,6 +90,9 @@ def train_until_a_bad_sample(transport: Transport | None, out: str, rank: int, *
     """Return this launch's steps, the fingerprint and the failure; `rank` (-1: none) fails in its last replica of 6.
 
     Args:
+        transport: Of this rank; None alone.
+        out: The run directory.
+        rank: That fails.
         spoils: Whether the loss writes to the weights before it fails.
     """
     steps, failed, told = [], "", {} if transport is None else {"transport": transport}
