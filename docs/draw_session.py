@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).parent / "pictures" / "session.svg"
-COLUMNS = 80
+COLUMNS = 64  # on a phone of 400 pixels its letters are 10 pixels high; a fingerprint fits
 UNISONO = (sys.executable, "-m", "unisono")
 
 
@@ -40,7 +40,7 @@ class Session:
 
     def say(self, text: str, style: str = "") -> None:
         """Add a line."""
-        self.console.print(Text(text, style=style), soft_wrap=True)
+        self.console.print(Text(text, style=style, overflow="fold"))
 
     def play(self, command: str, disturb: Callable[[str, int], str | None] | None = None) -> str:
         """Run a command; show its first line, what belongs to a disturbance or a resume, and the fingerprint."""

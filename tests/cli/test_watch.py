@@ -58,7 +58,7 @@ def test_a_terminal(tmp_path):
     ours, theirs = pty.openpty()
     done = subprocess.run([*COMMAND, str(path)], stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(theirs)
-    told = os.read(ours, 1 << 16).decode()
+    told = os.read(ours, 1 << 16).decode(errors="ignore")  # a read may end within a letter
     os.close(ours)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "finished" in told

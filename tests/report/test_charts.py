@@ -100,6 +100,17 @@ def test_spans_of_time():
     assert {"launch 1", "after step 20"} <= {node.text for node in tree.iter("text")}
 
 
+def test_spans_with_colours_of_their_own_say_what_they_are():
+    """No legend: a wide span has its kind on it, a narrow one or one called as its row has not."""
+    spans = [Span(row="training", began=0.0, ended=5.0, kind="training", text="a"),
+             Span(row="training", began=5.0, ended=9.0, kind="interrupted", text="b"),
+             Span(row="saves", began=9.0, ended=9.0, kind="checkpoint", text="c")]  # fmt: skip
+    tree = parsed(span_chart("Time", spans, spell=SPELL, colours={"interrupted": "bad", "checkpoint": "c6"}))
+    assert [node.get("class") for node in tree.iter("rect")] == ["fill plain", "fill bad", "fill c6"]
+    shown = [node.text for node in tree.iter("text") if node.get("class") in ("name", "on")]
+    assert shown == ["interrupted"]
+
+
 def test_logarithms_have_round_marks_and_one_scale():
     """Powers of ten where there are enough of them, else twice and five times as much too; ends as given."""
 
@@ -111,6 +122,7 @@ def test_logarithms_have_round_marks_and_one_scale():
         return marks, [float(node.get("cy")) for node in tree.iter("circle") if "dot" in node.get("class")]
 
     assert heights((1e-6, 1.0), [(1, 1e-6), (2, 1e-3), (3, 1.0)])[0] == [f"{10.0**k:g}" for k in range(-6, 1)]
+    assert heights((1.0, 1e37), [(1, 5.0)])[0] == [f"{10.0**k:g}" for k in range(0, 38, 4)]  # a loss that diverges
     assert heights((1.5, 30), [(1, 2.0)])[0] == ["2", "5", "10", "20"]
     assert heights((0.3, 1.6), [(1, 0.5)])[0] == ["0.3", "0.4", "0.5", "0.7", "1", "1.5"]  # not 0.5 and 1 alone
     _, (low, middle, high) = heights((1e-6, 1.0), [(1, 1e-6), (2, 1e-3), (3, 1.0)])

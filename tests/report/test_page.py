@@ -1,6 +1,7 @@
 """The page as a file: self-contained, escaped, small; what is refused leaves nothing behind."""
 
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ from unisono.report.content import Section, Table
 from unisono.report.page import MOST_BYTES, render, write_page
 from unisono.report.run_view import read_run
 from unisono.report.sources import sections_of
+from unisono.system.processes import boot_id, look_at
 
 VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
 
@@ -158,7 +160,9 @@ def test_runs_are_compared(tmp_path):
     assert "b and a are equal, bit for bit." in text
     assert "c and a differ from step 1 on" in text
     assert "Loss of all runs" in text
-    assert re.search(r"[\d.]+ \([abc]\) to [\d.]+ \([abc]\): mean of the last 10 steps", text)
+    assert re.search(r"From [\d.]+ \([abc]\) to [\d.]+ \([abc]\): the mean loss of the last 10 steps", text)
+    equal = " ".join(read(page_of(one, same, out=tmp_path / "s.html")).text)
+    assert re.search(r"The same in all runs: [\d.]+, the mean loss of the last 10 steps", equal)
     assert re.search(r"samples a second in the median step", text)
 
 
@@ -261,7 +265,12 @@ def test_unfinished_and_old_runs_can_be_shown(tmp_path):
     with (run / "ledger.jsonl").open("a") as ledger:
         ledger.write('{"step": 61, "ep')
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
-    assert "has not ended" in told and "breaks off within line 61" in told
+    assert "has not ended: its last step is 60, and nothing on this machine trains it." in told
+    assert "The same command starts from the beginning: there is no checkpoint." in told
+    assert "breaks off within line 61" in told
+    held = {"host": "", "boot_id": boot_id(), "pid": os.getpid(), "start_ticks": look_at(os.getpid()).start_ticks}
+    write(run / "run.lock", held)
+    assert "The run is training: step 60" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
     for file in (*(run / "phases").iterdir(), run / "metrics.jsonl"):
         file.unlink()
     assert "No step phases were recorded" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
@@ -357,3 +366,23 @@ def test_running_medians():
     found = dict(smooth(points))
     assert found[7] == 1.0
     assert (found[0], found[15], found[24], found[39]) == (1.0, 1.0, 3.0, 3.0)
+
+
+def test_what_diverges_is_said(tmp_path):
+    """In red above the charts and above the loss; a loss that falls is told as it is."""
+    run = make_run(tmp_path / "run")
+    assert "The loss diverges" not in page_of(run, out=tmp_path / "r.html")
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    rising = [line | {"loss": float(line["step"]).hex()} for line in lines]
+    (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rising))
+    told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    assert "The loss diverges. Risen from 5.5 to 55.5, in the first and the last 10 steps: lower the learning" in told
+    (run / "ledger.jsonl").write_text("".join(json.dumps(line | {"loss": (1e30).hex()}) + "\n" for line in lines))
+    assert "1e+30" in (shown := page_of(run, out=tmp_path / "r.html"))
+    assert "000,000" not in shown
+
+
+def test_what_was_run_comes_first(tmp_path):
+    """Strategy, replicas, batch, epochs, workers and time in one line."""
+    told = " ".join(read(page_of(make_run(tmp_path / "run"), out=tmp_path / "r.html")).text)
+    assert "exact, 8 replicas, batches of 64, 1 epoch, 2 workers, 4.2 s of training." in told

@@ -98,7 +98,7 @@ def _ends(values: Mapping[str, float]) -> str:
     """Return who has least and who most, in one sentence."""
     low, high = min(values.values()), max(values.values())
     if low == high:
-        return f"{spell_count(low)} in all."
+        return f"The same for all: {spell_count(low)}."
     least, most = ([name for name, value in values.items() if value == end] for end in (low, high))
     return f"Least: {', '.join(least)} ({spell_count(low)}). Most: {', '.join(most)} ({spell_count(high)})."
 

@@ -12,12 +12,10 @@ from typing import final
 
 from unisono.report.svg import WIDTH, Drawing, cut, width_of
 
-HEIGHT = 280
-"""Of a chart of lines in pixels; its legend comes on top."""
+HEIGHT = 280  # of a chart of lines in pixels; its legend comes on top
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 118, 18
-SMOOTH = 9
-"""Points of a running median."""
+SMOOTH = 9  # points of a running median
 _MOST_STRETCHES = 40
 _MOST_ENDS, _WIDEST_END, _APART = 5, 170, 15  # names beside the ends of lines, instead of a legend
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
@@ -139,7 +137,7 @@ def line_chart(
 
 
 def _beside(lines: Sequence[Series]) -> float:
-    """Return how much room names beside the ends of lines need; 0: they are too many or too long, or there is one."""
+    """Return the room of names beside the ends of lines; 0: they are too many or too long, or there is one."""
     widest = max(_ON_A_PHONE * width_of(line.name) for line in lines)
     return widest + 4 if 1 < len(lines) <= _MOST_ENDS and widest <= _WIDEST_END else 0.0
 
@@ -150,10 +148,14 @@ def _ends(out: Drawing, lines: Sequence[tuple[int, Series]], scale_x: Scale, sca
     taken: list[tuple[float, float, float]] = []
     for y, x, number, line in ends:
         left, right = x + 10, x + 10 + _ON_A_PHONE * width_of(line.name)
-        near = [at + _APART for first, last, at in taken if first < right and left < last]
-        at = max([y, *(lowest for lowest in near if lowest > y)])
+        at = max([y, *(other + _APART for first, last, other in taken if first < right and left < last)])
         taken.append((left, right, at))
-        out.text(left, at + 4, line.name, "name" if line.is_limit else f"name end {_own(number, line)}")
+        out.text(
+            left,
+            at + 4,
+            line.name,
+            "name" if line.is_limit else "tick" if line.is_pale else f"name end {_own(number, line)}",
+        )
 
 
 def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
@@ -164,14 +166,16 @@ def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten between two numbers; where these are few, round numbers between them too."""
+    """Return powers of ten between two numbers: ten at most; where they are few, round numbers between them too."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
     def marks(*factors: float) -> list[float]:
         return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
 
     fine = marks(1, 2, 5)
-    return marks(1, 1.5, 2, 3, 4, 5, 7) if len(fine) < 4 else fine if len(fine) < 7 else marks(1)
+    if len(fine) < 4:
+        return marks(1, 1.5, 2, 3, 4, 5, 7)
+    return fine if len(fine) < 7 else marks(1)[:: 1 + len(powers) // 10]
 
 
 def _scale(low: float, high: float, begin: float, end: float, log: bool = False) -> Scale:
@@ -247,13 +251,16 @@ def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell, le
     return out
 
 
-def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
-    """Return rows of spans over one axis of time."""
+def span_chart(label: str, spans: Sequence[Span], *, spell: Spell, colours: Mapping[str, str] | None = None) -> Drawing:
+    """Return rows of spans over one axis of time.
+
+    `colours`, by kind (others: grey), replace the legend: a span that is wide enough has its kind on it.
+    """
     rows = list(dict.fromkeys(span.row for span in spans))
     kinds = list(dict.fromkeys(span.kind for span in spans))
     low, high = min(span.began for span in spans), max(span.ended for span in spans)
     high = high if high > low else low + 1.0
-    out = _rows(label, rows, kinds, axis=34)
+    out = _rows(label, rows, kinds if colours is None else [], axis=34)
     foot = 6 + _BAR * len(rows)
     scale = _scale(low, high, _NAMES, WIDTH - 20)
     for mark in [mark for mark in ticks(low, high, 5) if low <= mark <= high]:
@@ -261,8 +268,11 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell) -> Drawing:
         out.text(scale(mark), foot + 18, spell(mark), at="middle")
     for span in spans:
         y, start = 6 + rows.index(span.row) * _BAR, scale(span.began)
-        kind = f"fill c{kinds.index(span.kind) % 8}"
-        out.box(start, y, max(2.0, scale(span.ended) - start), _BAR - 6, kind, span.text)
+        width = max(2.0, scale(span.ended) - start)
+        kind = f"c{kinds.index(span.kind) % 8}" if colours is None else colours.get(span.kind, "plain")
+        out.box(start, y, width, _BAR - 6, f"fill {kind}", span.text)
+        if colours is not None and span.kind != span.row and _ON_A_PHONE * width_of(span.kind) + 8 < width:
+            out.text(start + width / 2, y + 15, span.kind, "name" if kind == "plain" else "on", at="middle")
     return out
 
 

@@ -103,12 +103,43 @@ def thinned(points: Sequence[tuple[float, float]], num_sources: int) -> list[tup
 
 def from_to(losses: Sequence[tuple[float, float]]) -> str:
     """Say where a curve begins and ends, beyond single steps."""
-    few = min(10, max(1, len(losses) // 2))
-    first, last = ([value for _, value in part] for part in (losses[:few], losses[-few:]))
-    if not first:
+    ends = ends_of(losses)
+    if ends is None:
         return ""
+    first, last, few = ends
     which = f"the first and the last {counted(few, 'step')}" if few > 1 else "the first and the last step"
-    return f"From {statistics.fmean(first):.4g} to {statistics.fmean(last):.4g}, in {which}."
+    told = f"rom {first:.4g} to {last:.4g}, in {which}"
+    if diverges(losses):
+        return f"Risen f{told}: lower the learning rate, or set clip_norm."
+    return f"F{told}."
+
+
+def ends_of(losses: Sequence[tuple[float, float]]) -> tuple[float, float, int] | None:
+    """Return the means of a curve's first and last steps, and of how many steps each is; None where there is none."""
+    few = min(10, max(1, len(losses) // 2))
+    values = [value for _, value in losses]
+    return (statistics.fmean(values[:few]), statistics.fmean(values[-few:]), few) if values else None
+
+
+def diverges(losses: Sequence[tuple[float, float]]) -> bool:
+    """Say whether a loss is half as much again as at its beginning, or no number any more."""
+    first, last, _ = ends_of(losses) or (0.0, 0.0, 0)
+    return not math.isfinite(last) or last > 1.5 * first > 0
+
+
+def trend_of(losses: Sequence[tuple[float, float]]) -> str:
+    """Say where a loss goes: ``falling``, ``rising`` or ``level``, beyond its noise; nothing of less than 20 steps.
+
+    The last quarter of the steps, of 50 at most, is compared with as many before it.
+    """
+    few = min(50, len(losses) // 4)
+    values = [value for _, value in losses[-2 * few :]]
+    if few < 5 or not all(map(math.isfinite, values)):
+        return ""
+    before, now = values[:few], values[few:]
+    change = statistics.fmean(now) - statistics.fmean(before)
+    noise = 2 * math.sqrt((statistics.variance(before) + statistics.variance(now)) / few)
+    return "level" if abs(change) <= noise else "falling" if change < 0 else "rising"
 
 
 def range_of(points: Sequence[tuple[float, float]]) -> str:

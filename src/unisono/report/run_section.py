@@ -2,15 +2,15 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from unisono.report.charts import SMOOTH, Series, Span, mean_of, smooth, span_chart
+from unisono.report.charts import SMOOTH, Series, mean_of, smooth
 from unisono.report.content import (
     Chart,
     Remark,
     Section,
     Table,
+    diverges,
     flat,
     from_to,
     line_view,
@@ -20,30 +20,37 @@ from unisono.report.content import (
     thinned,
     unique,
 )
-from unisono.report.rank_section import phases_by_rank, stragglers
+from unisono.report.rank_section import checkpoints, phases_by_rank, stragglers, timeline
 from unisono.report.run_diff import compare_runs
-from unisono.report.run_view import RunView, by_rank
-from unisono.scaling.study import BETWEEN
+from unisono.report.run_view import RunView, by_rank, is_held, newest_checkpoint
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 _MOST_METRICS = 6
-_MOST_ROWS = 60
 
 
 def run_section(run: RunView, num_runs: int) -> Section:
     """Return everything about one run."""
-    charts = [*_curves(run, num_runs), *phases_by_rank(run), *_timeline(run)]
+    charts = [*_curves(run, num_runs), *phases_by_rank(run), *timeline(run)]
     folded = [
         _overview(run),
         *stragglers(run),
         Table(title="Score", head=["setting", "value"], rows=flat(run.score), mono=frozenset({1})),
         Table(title="Environment", head=["entry", "value"], rows=flat(run.environment), mono=frozenset({1})),
     ]
-    folded += _checkpoints(run)
+    folded += checkpoints(run)
     return Section(
-        title=f"Run {run.name}", lines=[str(run.path)], findings=list(_findings(run)), charts=charts,
+        title=f"Run {run.name}", lines=[_what(run), str(run.path)], findings=list(_findings(run)), charts=charts,
         folded=[table for table in folded if table.rows],
     )  # fmt: skip
+
+
+def _what(run: RunView) -> str:
+    """Return in one line what was run, on how many workers, and how long."""
+    batch, seconds = run.score.get("batch_size", "?"), _seconds(_trained_s(run.result))
+    told = f"{_strategy(run)}, {run.score.get('replicas', '?')} replicas, batches of {batch}"
+    told += f", {counted(run.result['epochs'], 'epoch')}" if run.result.get("epochs") else ""
+    told += f", {run.worlds()} workers{run.changes()}" if run.worlds() != "1" else ", 1 worker"
+    return f"{told}, {seconds} of training." if seconds else f"{told}."
 
 
 def compare_section(runs: Sequence[RunView]) -> Section:
@@ -98,7 +105,7 @@ def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Cha
     ends = [statistics.fmean(value for _, value in run.losses[-10:]) if run.losses else None for run in runs]
     medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
     yield from _lines("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
-                      finding=_extremes(names, ends, "mean of the last 10 steps"))  # fmt: skip
+                      finding=_extremes(names, ends, "mean loss of the last 10 steps"))  # fmt: skip
     yield from _lines("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
                       y_label="samples a second", note=f"Medians of {SMOOTH} steps.",
                       finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
@@ -114,10 +121,9 @@ def _extremes(names: Sequence[str], values: Sequence[float | None], what: str) -
     if len(found) < 2:
         return ""
     (low, first), (high, last) = min(found), max(found)
-    told = (
-        f"{spell_count(low)} in all" if low == high else f"{spell_count(low)} ({first}) to {spell_count(high)} ({last})"
-    )
-    return f"{told}: {what}."
+    if low == high:
+        return f"The same in all runs: {spell_count(low)}, the {what}."
+    return f"From {spell_count(low)} ({first}) to {spell_count(high)} ({last}): the {what}."
 
 
 def _overview(run: RunView) -> Table:
@@ -149,32 +155,14 @@ def _overview(run: RunView) -> Table:
 
 
 def _findings(run: RunView) -> Iterator[Remark]:
-    result = run.result
-    if not result:
-        yield Remark(text="The run has not ended: it trains, or was killed.")
-    elif not result.get("finished", True):
-        yield Remark(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
-    else:
-        why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
-        metrics = ", ".join(f"{name} {_number(value)}" for name, value in result.get("metrics", {}).items())
-        told = f"Finished after {spell_count(result.get('steps', 0))} steps{why}{f', with {metrics}' * bool(metrics)}."
-        yield Remark(text=told, tone="good")
-        if "fingerprint" in result:
-            yield Remark(text=f"Fingerprint of the final weights: {result['fingerprint']}")
+    yield from _ending(run)
+    if diverges(run.losses):
+        yield Remark(text=f"The loss diverges. {from_to(run.losses)}", tone="alarm")
     if run.changed:
         yield Remark(text=f"{run.changed}. What is shown of the steps before it may not be this run's.", tone="alarm")
     if run.damage:
         yield Remark(text=run.damage, tone="alarm")
-    for before, after in zip(run.launches, run.launches[1:], strict=False):
-        again = before.last_step - after.first_step + 1
-        redone = f", {counted(again, 'step')} done again" if again > 0 else ""
-        world = "" if before.world_size == after.world_size else f", on {counted(after.world_size, 'worker')}"
-        known = max(before.last_step, after.first_step - 1)  # a killed rank has not written its last second
-        yield Remark(
-            text=f"Interrupted after step {known}; launch {after.number} went on from step "
-            f"{after.first_step} after {spell_seconds(max(0.0, after.began_s - before.ended_s))}{redone}{world}.",
-            tone="alarm",
-        )
+    yield from _interruptions(run)
     if run.environment.get("drifted"):
         yield Remark(text="The environment has changed during the run; see Environment.", tone="alarm")
     if not run.phases:
@@ -187,6 +175,42 @@ def _findings(run: RunView) -> Iterator[Remark]:
         top = sorted(mean.items(), key=lambda part: -part[1])[:3]
         told = ", ".join(f"{seconds / whole:.0%} {phase}" for phase, seconds in top) if whole else "nothing"
         yield Remark(text=f"A step takes {spell_seconds(whole)}: {told}.")
+
+
+def _ending(run: RunView) -> Iterator[Remark]:
+    """Yield how it ended, with its scores and fingerprint; of one that has not, who trains it and what to do."""
+    result = run.result
+    if not result:
+        saved = newest_checkpoint(run.path)
+        goes_on = f"goes on after step {saved}" if saved else "starts from the beginning: there is no checkpoint"
+        last = spell_count(run.ledger[-1]["step"] if run.ledger else 0)
+        if is_held(run.path):
+            yield Remark(text=f"The run is training: step {last} was the last when this page was written.")
+        else:
+            told = f"The run has not ended: its last step is {last}, and nothing on this machine trains it."
+            yield Remark(text=f"{told} The same command {goes_on}.", tone="alarm")
+    elif not result.get("finished", True):
+        yield Remark(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
+    else:
+        why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
+        metrics = ", ".join(f"{name} {_number(value)}" for name, value in result.get("metrics", {}).items())
+        told = f"Finished after {spell_count(result.get('steps', 0))} steps{why}{f', with {metrics}' * bool(metrics)}."
+        yield Remark(text=told, tone="good")
+        if "fingerprint" in result:
+            yield Remark(text=f"Fingerprint of the final weights: {result['fingerprint']}")
+
+
+def _interruptions(run: RunView) -> Iterator[Remark]:
+    for before, after in zip(run.launches, run.launches[1:], strict=False):
+        again = before.last_step - after.first_step + 1
+        redone = f", {counted(again, 'step')} done again" if again > 0 else ""
+        world = "" if before.world_size == after.world_size else f", on {counted(after.world_size, 'worker')}"
+        known = max(before.last_step, after.first_step - 1)  # a killed rank has not written its last second
+        yield Remark(
+            text=f"Interrupted after step {known}; launch {after.number} went on from step "
+            f"{after.first_step} after {spell_seconds(max(0.0, after.began_s - before.ended_s))}{redone}{world}.",
+            tone="alarm",
+        )
 
 
 def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
@@ -217,65 +241,11 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
 
 def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart]:
     if found := [line for line in series if line.points]:
-        yield line_view(title, found, "step", spell_count, spell_count, from_zero=from_zero, **how)
+        yield line_view(title, found, "step", spell_count, _value, from_zero=from_zero, **how)
 
 
-def _timeline(run: RunView) -> Iterator[Chart]:
-    if not run.launches:
-        return
-    origin = run.launches[0].began_s
-    spans = []
-    for launch in run.launches:
-        text = f"launch {launch.number}: steps {launch.first_step} to {launch.last_step}, {launch.world_size} workers"
-        spans.append(Span(row="training", began=launch.began_s - origin, ended=launch.ended_s - origin,
-                          kind="training", text=text))  # fmt: skip
-    for before, after in zip(run.launches, run.launches[1:], strict=False):
-        if after.began_s > before.ended_s:
-            text = f"{spell_seconds(after.began_s - before.ended_s)} until step {after.first_step}"
-            spans.append(Span(row="training", began=before.ended_s - origin, ended=after.began_s - origin,
-                              kind="interrupted", text=text))  # fmt: skip
-    stretches = run.workers()
-    for launch, size, steps in stretches if len(stretches) > len(run.launches) else ():
-        began, last = steps[0][0].began_ns / 1e9 - origin, steps[-1][0]
-        ended = (last.began_ns + sum(last.ns.values())) / 1e9 - origin
-        text = f"{counted(size, 'worker')}: steps {steps[0][0].step} to {last.step} of launch {launch.number}"
-        spans.append(Span(row="workers", began=began, ended=ended, kind=counted(size, "worker"), text=text))
-    for kind in BETWEEN:
-        longest = [record for record in run.led() if record.ns.get(kind, 0) > 1_000_000]
-        longest = sorted(longest, key=lambda record: -record.ns[kind])[:_MOST_ROWS]
-        for record in sorted(longest, key=lambda record: record.began_ns):
-            ended = (record.began_ns + sum(record.ns.values())) / 1e9 - origin
-            seconds = record.ns[kind] / 1e9
-            text = f"{kind} after step {record.step}: {spell_seconds(seconds)}"
-            spans.append(Span(row=kind, began=ended - seconds, ended=ended, kind=kind, text=text))
-    rows = [[span.kind, spell_seconds(span.began), spell_seconds(span.ended - span.began), span.text]
-            for span in spans[:_MOST_ROWS]]  # fmt: skip
-    table = Table(
-        title="The run in time", head=["what", "began", "lasted", "more"], rows=rows, numeric=frozenset({1, 2})
-    )
-    drawn = span_chart("Launches, interruptions, checkpoints and evaluations over time", spans, spell=spell_seconds)
-    breaks = [span for span in spans if span.kind == "interrupted"]
-    lost = sum(span.ended - span.began for span in breaks)
-    finding = f"{counted(len(breaks), 'interruption')}, {spell_seconds(lost)} in all." if breaks else "No interruption."
-    if changes := run.changes().strip(" ()"):
-        finding = f"{finding} Of the workers, {changes}."
-    yield Chart(
-        title="The run in time", drawing=drawn, values=table, note="Since the first step, by the hosts' clocks.",
-        finding=finding,
-    )  # fmt: skip
-
-
-def _checkpoints(run: RunView) -> Iterator[Table]:
-    steps = run.final_phases()
-    rows = [
-        [str(step), spell_seconds(max(r.ns.get("checkpoint", 0) for r in records) / 1e9),
-         datetime.fromtimestamp(records[0].began_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")]
-        for step, records in steps.items() if max(r.ns.get("checkpoint", 0) for r in records) > 1_000_000
-    ]  # fmt: skip
-    if rows:
-        shown = rows if len(rows) <= _MOST_ROWS else rows[-_MOST_ROWS:]
-        title = f"Checkpoints: training time they took ({len(rows)} in all)"
-        yield Table(title=title, head=["after step", "took", "at (UTC)"], rows=shown, numeric=frozenset({0, 1}))
+def _value(value: float) -> str:
+    return spell_count(value) if abs(value) < 1e7 else f"{value:.3g}"
 
 
 def _trained_s(result: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """A run directory as plain values for the page: its files read once, damage named."""
 
 import itertools
+import json
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
 from unisono.observe.speed import samples_per_s, seconds_within
 from unisono.scaling.study import STEP_PHASES
+from unisono.system.processes import boot_id, look_at
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
 _CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
@@ -142,6 +144,21 @@ def by_rank(steps: Sequence[list[StepPhases]]) -> dict[int, dict[str, float]]:
         rank: {phase: statistics.median(record.ns.get(phase, 0) for record in found) / 1e9 for phase in STEP_PHASES}
         for rank, found in sorted(mine.items())
     }
+
+
+def holder_of(path: Path) -> dict[str, Any]:
+    """Return who holds a run directory, where that is a process of this machine; it may have died."""
+    try:
+        held = json.loads((path / "run.lock").read_text())
+        return held if held["boot_id"] == boot_id() and {"pid", "start_ticks"} <= held.keys() else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def is_held(path: Path) -> bool:
+    """Say whether a living process of this machine trains in a run directory."""
+    holder = holder_of(path)
+    return bool(holder) and look_at(int(holder["pid"])).start_ticks == holder["start_ticks"]
 
 
 def check_run(path: Path) -> None:

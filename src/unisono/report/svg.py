@@ -37,6 +37,7 @@ STYLE = (
     ".tip{display:none;pointer-events:none;font-weight:600;paint-order:stroke;stroke:var(--card);stroke-width:5px;"
     "stroke-linejoin:round}.pt{outline:none}.pt:hover .tip,.pt:focus .tip{display:block}"
     ".pt:hover .dot,.pt:focus .dot{r:5}.pt:hover .fill,.pt:focus .fill{stroke:var(--ink);stroke-width:1.5}"
+    ".chart .fill.plain{fill:var(--rule)}.chart .fill.bad{fill:var(--alarm)}"
     ".chart .end{font-weight:600}.chart .end,.halo{paint-order:stroke;stroke:var(--bg);stroke-width:3px;"
     "stroke-linejoin:round}figure .chart .end,figure .halo{stroke:var(--card)}"
     + "".join(

@@ -2,12 +2,13 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
 
 from report.made_runs import make_run
-from unisono.report.watch.screen import curve, draw, headline
+from unisono.report.watch.screen import curve, draw, headline, verdict
 from unisono.report.watch.state import WatchedRun
 from unisono.system.processes import boot_id
 
@@ -56,7 +57,7 @@ def test_a_wide_screen_has_two_columns(tmp_path):
     assert "loss, steps 1 to 60, log scale" in shown([run], 160)
     for width, is_beside in ((110, False), (114, True)):
         (line,) = [line for line in shown([run], width).splitlines() if "loss, steps" in line]
-        assert ("test_accuracy" in line) is is_beside
+        assert ("scores: last" in line) is is_beside
 
 
 def test_many_ranks_and_runs(tmp_path):
@@ -70,7 +71,26 @@ def test_many_ranks_and_runs(tmp_path):
 def test_the_headline(tmp_path):
     """One line for the page."""
     run = WatchedRun(make_run(tmp_path / "run"))
-    assert headline(run) == "run finished: step 60, epoch 1, mean 1,600 samples/s · loss 0.0333  test_accuracy 0.9833"
+    assert headline(run) == (
+        "run finished: loss from 0.5858 to 0.03613 · step 60, epoch 1, mean 1,600 samples/s · "
+        "loss 0.0333  test_accuracy 0.9833"
+    )
+
+
+def test_the_first_line_says_how_it_does(tmp_path, monkeypatch):
+    """Time left, where the loss goes and who is slow; or what to do, in red."""
+    path = make_run(tmp_path / "run", result=False, slow=1, last_step=120)
+    monkeypatch.setattr(WatchedRun, "state", "training")
+    said, style = verdict(WatchedRun(path))
+    assert re.fullmatch(r"on track: 0:00:\d\d left, loss falling, rank 1 is slow", said), said
+    assert "red" not in style
+    lines = [json.loads(line) for line in (path / "ledger.jsonl").read_text().splitlines()]
+    (path / "ledger.jsonl").write_text(
+        "".join(json.dumps(line | {"loss": float(line["step"]).hex()}) + "\n" for line in lines)
+    )
+    said, style = verdict(WatchedRun(path))
+    assert said == "the loss diverges: loss from 5.5 to 55.5. Lower the learning rate, or set clip_norm"
+    assert "red" in style
 
 
 def test_the_loss_is_shown_once(tmp_path):

@@ -49,7 +49,7 @@ def test_it_follows(tmp_path):
     with serving(path) as server:
         with ask(server, "/events") as events:
             first = json.loads(events.readline().removeprefix(b"data: "))
-            assert first["runs"][0]["line"].startswith("run finished: step 60")
+            assert first["runs"][0]["line"].startswith("run finished: loss from 0.5858 to 0.03613 · step 60")
             line = {"step": 61, "epoch": 0, "num_samples": 64, "loss": (0.5).hex()}
             with (path / "ledger.jsonl").open("a") as ledger:
                 ledger.write(json.dumps(line) + "\n")

@@ -95,6 +95,8 @@ def test_launches_and_slow_ranks(tmp_path):
     assert run.launches[1] == (2, 2, 31, 40)
     assert run.slowest() == 1
     assert WatchedRun(make_run(tmp_path / "even")).slowest() is None
+    waiting = make_run(tmp_path / "waiting", slow=1, other=900)  # 10 of 936 ms
+    assert WatchedRun(waiting).slowest() is None
 
 
 def test_a_rank_that_the_others_left_behind(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from unisono.report.content import diverges, ends_of, trend_of
 from unisono.report.run_view import newest_checkpoint
 from unisono.report.watch.state import RankState, WatchedRun, plain
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
@@ -83,7 +84,8 @@ def _panel(run: WatchedRun, width: int, height: int) -> "Panel":
 
     facts = run.facts()
     state = facts["state"]
-    parts: list[Text | Table] = [Text(line) for line in _where(run, width)]
+    told, style = verdict(run)
+    parts: list[Text | Table] = [Text(told, style=style), *(Text(line) for line in _where(run, width))]
     is_wide = width >= _SIDE_BY_SIDE
     half = (width - _GAP) // 2 if is_wide else width
     left: list[Text | Table] = [*_loss(run, half, height + 3 * is_wide)]
@@ -93,9 +95,9 @@ def _panel(run: WatchedRun, width: int, height: int) -> "Panel":
     parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
     parts += [Text(line, style="yellow") for line in _events(run)]
     used = facts["leader_memory_bytes"]
-    told = [f"{spell_bytes(facts['disk_free_bytes'])} free on the disk"]
-    told += [f"{spell_bytes(used)} of memory in the leader"] if used else []
-    parts += [Text(line, style="dim") for line in _packed(told, width)]
+    room = [f"{spell_bytes(facts['disk_free_bytes'])} free on the disk"]
+    room += [f"{spell_bytes(used)} of memory in the leader"] if used else []
+    parts += [Text(line, style="dim") for line in _packed(room, width)]
     title = Text.assemble((run.name, "bold"), " ", (state, _TONES.get(state, "red")))
     return Panel(Group(*parts), title=title, title_align="left")
 
@@ -122,8 +124,34 @@ def _beside(left: "Iterable[Text | Table]", right: "Iterable[Text | Table]", wid
 
 
 def headline(run: WatchedRun) -> str:
-    """Return one line: the run, its state, how far and how fast it is, and its last values."""
-    return f"{run.name} {run.state}: {', '.join(_progress(run))} · {'  '.join(_listed(run))}".rstrip(" ·")
+    """Return one line: the run, its state, what is to be known of it, how far and how fast it is, its last values."""
+    told = f"{run.name} {run.state}: {verdict(run)[0]} · {', '.join(_progress(run))} · {'  '.join(_listed(run))}"
+    return told.rstrip(" ·")
+
+
+def verdict(run: WatchedRun) -> tuple[str, str]:
+    """Return in one sentence how a run does, and the style in which it is shown: red where something is to be done."""
+    facts, state = run.facts(), run.state
+    ends = ends_of(run.losses)
+    loss = f"loss from {ends[0]:.4g} to {ends[1]:.4g}" if ends else "no loss yet"
+    if state == "ended":
+        saved = newest_checkpoint(run.path)
+        how = f"goes on after step {saved}" if saved else "starts from the beginning"
+        told = f"not finished{'' if saved else ', no checkpoint'}: the same command {how}"
+        return f"{told}; {loss}: it diverges" if diverges(run.losses) else told, "bold red"
+    if diverges(run.losses):
+        return f"the loss diverges: {loss}. Lower the learning rate, or set clip_norm", "bold red"
+    if state in {"finished", "stopped"}:
+        return loss, "bold green"
+    if state == "silent":
+        return "no step for long: it waits, or was killed on another machine", "bold red"
+    if state == "starting":
+        return "no step yet", "bold cyan"
+    trend = trend_of(run.losses)
+    parts = ["on track" if facts["eta_s"] is None else f"on track: {timedelta(seconds=round(facts['eta_s']))} left"]
+    parts += [f"loss {trend}"] if trend else []
+    parts += [f"rank {facts['slowest']} is slow"] if facts["slowest"] is not None else []
+    return ", ".join(parts), "bold cyan"
 
 
 def _progress(run: WatchedRun) -> Iterator[str]:
@@ -132,8 +160,6 @@ def _progress(run: WatchedRun) -> Iterator[str]:
     yield f"epoch {facts['epoch']}"
     if facts["samples_per_s"]:
         yield f"{facts['speed_is']} {spell_count(round(facts['samples_per_s']))} samples/s"
-    if facts["eta_s"] is not None:
-        yield f"{timedelta(seconds=round(facts['eta_s']))} left"
     if facts["state"] in {"silent", "ended"} and math.isfinite(run.silent_s):
         yield f"last step {spell_seconds(run.silent_s)} ago"
 
@@ -169,6 +195,8 @@ def _scores(run: WatchedRun, width: int) -> Iterator[str]:
              for name, points in run.history.items() if not name.startswith("lr")]  # fmt: skip
     found = [(name[:24], values) for name, values in found if len(values) > 1][:_MOST_SCORES]
     names = max((len(name) for name, _ in found), default=0)
+    if found:
+        yield "scores: last (lowest to highest)"
     for name, values in found:
         told = f"{_spelt(values[-1])} ({_spelt(min(values))} to {_spelt(max(values))})"
         if width - names - len(told) - 2 < _LEAST_CURVE:
@@ -193,12 +221,6 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     yield from _packed(_listed(run), width)
     if facts["state"] in {"finished", "stopped"}:
         yield from _packed(_ended(run), width)
-    if facts["state"] == "ended":
-        saved = newest_checkpoint(run.path)
-        if saved:
-            yield f"not finished: the same command goes on after step {saved}"
-        else:
-            yield "not finished, no checkpoint: the same command starts from the beginning"
 
 
 def _ended(run: WatchedRun) -> Iterator[str]:

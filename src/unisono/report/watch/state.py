@@ -16,8 +16,7 @@ from unisono.observe.run_json import read_object
 from unisono.observe.speed import WINDOW, samples_per_s, seconds_within
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
-from unisono.report.run_view import check_run, ledger_damage
-from unisono.system.processes import boot_id, look_at
+from unisono.report.run_view import check_run, holder_of, is_held, ledger_damage
 
 MOST_POINTS = 2000
 _SILENT_S = 30.0
@@ -185,23 +184,14 @@ class WatchedRun:
     @property
     def state(self) -> str:
         """``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``."""
-        holder = self._holder()
-        lives = bool(holder) and look_at(int(holder["pid"])).start_ticks == holder["start_ticks"]
+        lives = is_held(self.path)
         if self.result and not lives:
             return "finished" if self.result.get("finished", True) else "stopped"
         if lives:
             return "training" if self.step else "starting"
-        if holder:
+        if holder_of(self.path):
             return "ended"
         return "training" if self.silent_s < _SILENT_S else "silent"
-
-    def _holder(self) -> dict[str, Any]:
-        """Return who holds the directory, where that is a process of this machine."""
-        try:
-            held = json.loads((self.path / "run.lock").read_text())
-            return held if held["boot_id"] == boot_id() and {"pid", "start_ticks"} <= held.keys() else {}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
 
     @property
     def silent_s(self) -> float:
@@ -246,7 +236,10 @@ class WatchedRun:
         return [number for number, rank in sorted(self.ranks.items()) if number >= rank.world_size]
 
     def slowest(self) -> int | None:
-        """Return the rank whose own work (data, forward, backward) takes a fifth longer than the others' median."""
+        """Return the rank whose own work (data, forward, backward) takes a fifth longer than the others' median.
+
+        Less than a twentieth of its step is no reason to wait for it.
+        """
         own = {
             number: sum(rank.phases().get(phase, 0.0) for phase in ("data", "forward", "backward"))
             for number, rank in self.ranks.items()
@@ -256,7 +249,9 @@ class WatchedRun:
             return None
         number = max(own, key=lambda number: own[number])
         others = sorted(value for other, value in own.items() if other != number)
-        return number if own[number] > 1.2 * others[len(others) // 2] else None
+        usual = others[len(others) // 2]
+        whole = sum(self.ranks[number].phases().values())
+        return number if own[number] > 1.2 * usual and own[number] - usual > 0.05 * whole else None
 
     def facts(self) -> dict[str, Any]:
         """Return what there is to tell, as plain values: for ``--json`` and the page."""
@@ -287,7 +282,7 @@ class WatchedRun:
     def _memory(self) -> int | None:
         """Return the memory of the process that holds the directory: the leader, where it runs on this machine."""
         try:
-            lines = Path(f"/proc/{int(self._holder()['pid'])}/status").read_text().splitlines()
+            lines = Path(f"/proc/{int(holder_of(self.path)['pid'])}/status").read_text().splitlines()
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
         except (OSError, KeyError, ValueError, StopIteration):
             return None
