@@ -58,14 +58,23 @@ def test_rows_1_2_killed_workers(launches, reference):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["data", "forward", "backward", "reduce", "update", "record", "save", "between"])
-def test_row_1_every_phase(launches, reference, phase):
-    """A worker killed in any phase of a step, or while a checkpoint is committed, is replaced: the same bits."""
-    # Saving is another thread's work: it has no step of its own.
-    result = launches.run(f"{phase}@{0 if phase == 'save' else 8}:0")
+@pytest.mark.parametrize(
+    "kills",
+    [
+        ("data@4:0", "forward@8:0", "backward@12:0", "reduce@16:0"),
+        ("save@0:0", "update@8:0", "record@12:0", "between@16:0"),  # saving is another thread's work, without a step
+    ],
+    ids=",".join,
+)
+def test_row_1_every_phase(launches, reference, kills):
+    """A worker killed in each phase of a step, and while a checkpoint is committed, is replaced: the same bits."""
+    result = launches.run(*kills, restarts=len(kills))
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("was killed by SIGKILL") == 1
-    launches.judge(1, f"SIGKILL in {phase}", reference)
+    assert result.stderr.count("was killed by SIGKILL") == len(kills)
+    assert {path.name for path in launches.folder.glob("mark-*")} == {
+        f"mark-{kill.replace('@', '-').replace(':', '-')}" for kill in kills
+    }
+    launches.judge(1, f"SIGKILL in {', '.join(kills)}", reference)
 
 
 @pytest.mark.slow
@@ -141,14 +150,16 @@ def test_row_12_interpreter_deadlock(launches, reference):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "words"), [("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("exit3", "code 3")])
-def test_row_13_native_faults(launches, reference, fault, words):
-    """A fault in native code and a silent exit are named, and the worker is replaced."""
-    result = launches.run(f"{fault}@6:1")
+def test_row_13_native_faults(launches, reference):
+    """Faults in native code and a silent exit are named, each in a report of its own, and the worker is replaced."""
+    result = launches.run("segfault@5:1", "abort@9:1", "exit3@13:1")
     assert result.returncode == 0, result.stderr
-    assert words in result.stderr
-    assert fault == "exit3" or "Fatal Python error" in result.stderr
-    launches.judge(13, fault, reference)
+    reports = [line for line in result.stderr.splitlines() if "rank 1 of 2" in line]
+    assert len(reports) == 3
+    for report, words in zip(reports, ("SIGSEGV", "SIGABRT", "code 3"), strict=True):
+        assert words in report
+    assert result.stderr.count("Fatal Python error") == 2
+    launches.judge(13, "segfault, abort, exit3", reference)
 
 
 @pytest.mark.slow
