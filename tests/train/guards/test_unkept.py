@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
+import unisono
 from unisono.errors import ConfigError
 from unisono.train.run_directory.newcomers import Newcomers
 
@@ -76,6 +77,24 @@ def test_a_teacher_is_told_once(toy, change):
 def test_one_that_is_changed_later(toy):
     with pytest.warns(UserWarning, match="step 4: 'teacher"):
         train(toy, late)
+
+
+def test_of_several_updates_one_reads_it(toy):
+    """The loss of another update, which does not, comes between."""
+    with unisono.Run(seed=0, replicas=4) as run:
+        models = {name: torch.nn.Linear(6, 4) for name in "AB"}
+        teacher = copy.deepcopy(models["A"])
+        run.prepare(models, {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()})
+        losses = {
+            "A": lambda micro: F.mse_loss(models["A"](micro.x), teacher(micro.x).detach()),
+            "B": lambda micro: F.cross_entropy(models["B"](micro.x), micro.y),
+        }
+        with pytest.warns(UserWarning, match="step 2: 'teacher.weight'"):
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1, max_steps=2):
+                for name, loss in losses.items():
+                    run.step(batch, loss, update=name)
+                with torch.no_grad():
+                    lerp(teacher, models["A"])
 
 
 @pytest.mark.parametrize("register", [lambda teacher: teacher, Held], ids=["module", "object"])

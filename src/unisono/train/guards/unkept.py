@@ -46,7 +46,8 @@ class Unkept:
         found = {name: each for name, each in state.tensors.items() if id(each) not in own and not each.is_inference()}
         for name in changing:
             found.pop(name, None)
-        self._noted = {name: (weakref.ref(each), each._version, _sample(each)) for name, each in found.items()}
+        for name, each in found.items():  # those of the losses of other updates stay
+            self._noted[name] = (weakref.ref(each), each._version, _sample(each))
 
     def look(self, step: int, state: KeptState, *, speaks: bool) -> None:
         """Compare tensors with what was noted; warn once, where this rank `speaks`."""
