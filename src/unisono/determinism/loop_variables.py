@@ -183,7 +183,7 @@ def _written(node: ast.For) -> set[str]:
     written = {_root(call) for call in ast.walk(node) if _method(call) in _WRITES}
     found = set()
     for target, source in _pairs(node):
-        if isinstance(source, ast.Call) and _method(source) in ("values", "items", "parameters", "buffers"):
+        if isinstance(source, ast.Call) and _method(source) in ("values", "items"):
             source = source.func.value if isinstance(source.func, ast.Attribute) else source  # noqa: PLW2901
         if isinstance(source, ast.Name) and written & _read(target):
             found.add(source.id)
