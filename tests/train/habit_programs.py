@@ -84,6 +84,7 @@ def play(transport: Transport | None) -> dict[str, str]:
                 told[name] += " BUT WEIGHTS HAVE CHANGED"
         joined.barrier()
     return told
+<<<<<<< HEAD
 
 
 def train_until_a_bad_sample(transport: Transport | None, out: str, rank: int, *, spoils: bool = False) -> list[Any]:
@@ -119,3 +120,5 @@ def train_until_a_bad_sample(transport: Transport | None, out: str, rank: int, *
         except (OSError, unisono.PeerLost) as error:
             failed = type(error).__name__
         return [steps, run.fingerprint(), failed]
+=======
+>>>>>>> parent of bb762482 (Merge branch 'r1')

@@ -167,8 +167,6 @@ class Strategy(ABC):
         evaluates_alike: Whether a forward pass in evaluation needs all ranks, so that they must do equally many.
         keeps_equal: Whether the ranks must hold the same weights after every step.
         saves_alone: Whether every rank holds the whole state after every step, so that one can save it by itself.
-        is_undone: Whether the step in progress has failed on this rank before it changed anything: the state is that
-            before it.
         closure: What the next `apply` gives to an optimizer that computes the loss itself; None: it does not.
         is_stop_asked: What this rank asks of all, see `RankReport`: to stop the run; asked once a step.
         is_join_asked: Whether a rank has said in the last step that others would join.
@@ -182,7 +180,6 @@ class Strategy(ABC):
     is_sharded = evaluates_alike = is_join_asked = False
     keeps_equal: bool = False
     saves_alone: bool = False
-    is_undone: bool = False
     closure: Any = None
     busy_ns: Sequence[int] = ()
     is_stop_asked: Callable[[], int] = staticmethod(lambda: False)

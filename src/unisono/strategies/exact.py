@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from unisono.collectives.coding.rounding import ROUNDINGS
 from unisono.determinism.device_reads import DeviceReads, reads_of
 from unisono.determinism.switches import Checksum, add_checksums
-from unisono.errors import PeerLost, RankDivergence, StepError
+from unisono.errors import StepError
 from unisono.strategies.base import Gradients, Micro, Strategy, StrategyContext, check_reached
 from unisono.strategies.objective import Objective
 from unisono.strategies.parts.backward import add_gradient, key_generators
@@ -60,7 +60,7 @@ class Exact(Strategy):
         self._second: SecondPass | None = None
         self._report = self._new_report()
         self.witness: Witness | None = None
-        self._signed = self._laid_out = self._step = -1
+        self._signed = self._laid_out = -1
 
     def compute_gradients(
         self, step: int, micros: Iterable[Micro], num_samples: int, objective: Objective
@@ -76,9 +76,8 @@ class Exact(Strategy):
                 self.start_replica(micro)
                 self.add_replica(micro, objective if self._second is None else self._second.objective(micro))
             return self.finish()
-        except BaseException as error:
+        except BaseException:
             self._sum.give_up()
-            self.is_undone = isinstance(error, Exception) and not isinstance(error, _OF_OTHERS) and self._undo(step)
             raise
 
     def begin(self, step: int, num_samples: int, objective: Objective) -> list[int]:
@@ -87,7 +86,7 @@ class Exact(Strategy):
         `compute_gradients` in pieces: after this `start_replica` and `add_replica` for each, and `finish`. Whoever
         calls them and fails between them calls `begin_again`.
         """
-        self.transport.step, self.is_undone = step, False
+        self.transport.step = step
         if (trained := objective.trained) is not None:  # in memory of its own: the gradients of others stay in theirs
             self._sum = self._sums.get(objective.update) or self._new_sum(trained)
             self._sums[objective.update] = self._sum
@@ -265,17 +264,6 @@ class Exact(Strategy):
             each.forget()
         self._whole.forget()
 
-    def _undo(self, step: int) -> bool:
-        """Put back what a step has begun with; return whether the weights are those, as far as that can be told."""
-        if self._step != step:
-            return False
-        try:
-            self.begin_again(is_within=True)
-            parts = [int(part) for part in self._checksum.parts(self._held)]
-        except RuntimeError:  # of a GPU that answers nothing any more
-            return False
-        return self._reads is not None or add_checksums(parts) == self._weights  # a GPU was to be asked at the end
-
     def watch(self, rate: float) -> Witness:
         """Have a replica computed by two ranks in a share of the steps, from now on."""
         self.witness = self.witness or Witness(rate, self.context, self._buffers, self._sparse)
@@ -298,4 +286,3 @@ class Exact(Strategy):
 
 
 _now_ns = time.perf_counter_ns
-_OF_OTHERS = PeerLost, RankDivergence  # nobody knows here in which step the other rank has failed

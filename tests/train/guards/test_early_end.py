@@ -11,8 +11,6 @@ import torch
 from torch.nn import functional as F
 
 import unisono
-from forks import run_forked
-from train.habit_programs import train_until_a_bad_sample
 from unisono.train.guards.early_end import is_broken_off
 
 KEPT = "keeps nothing of what came after step 3"
@@ -67,30 +65,6 @@ def test_an_exception_before_the_step_keeps_the_ones_that_are_done(toy, tmp_path
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 5
     steps, *found = train(toy, tmp_path / "run")
     assert (steps, found[0], found[2]) == ([6, 7, 8, 9, 10], whole[1], whole[3])
-
-
-def test_a_loss_that_fails_keeps_the_steps_before(tmp_path, capfd):
-    """Statistics of BatchNorm that the failed step has begun to change are those of step 5 again."""
-    _, whole, _ = train_until_a_bad_sample(None, tmp_path / "whole", -1)
-    steps, _, failed = train_until_a_bad_sample(None, tmp_path / "run", 0)
-    assert (steps[-1], failed) == (5, "OSError")
-    assert "is kept up to step 5: step 6 has failed" in capfd.readouterr().err
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 5
-    assert train_until_a_bad_sample(None, tmp_path / "run", -1) == [[6, 7, 8, 9, 10], whole, ""]
-    train_until_a_bad_sample(None, tmp_path / "spoiled", 0, spoils=True)  # the control: other weights are not kept
-    assert "is kept" not in capfd.readouterr().err
-    assert train_until_a_bad_sample(None, tmp_path / "spoiled", -1) == [[4, 5, 6, 7, 8, 9, 10], whole, ""]
-
-
-@pytest.mark.parametrize(("rank", "kept"), [(0, 5), (1, 3)])
-def test_one_of_two_workers_fails_in_its_loss(tmp_path, rank, kept):
-    """What rank 0 holds is kept where it fails itself; where another rank is lost, it cannot tell in which step."""
-    first = run_forked(train_until_a_bad_sample, 2, str(tmp_path), rank)
-    assert [failed for _, _, failed in first] == (["OSError", "PeerLost"] if rank == 0 else ["PeerLost", "OSError"])
-    assert unisono.checkpoint.store.list_steps(tmp_path / "checkpoints")[0][0] == kept
-    _, whole, _ = train_until_a_bad_sample(None, tmp_path / "whole", -1)
-    again = run_forked(train_until_a_bad_sample, 2, str(tmp_path), -1)
-    assert again == [[[*range(kept + 1, 11)], whole, ""]] * 2
 
 
 @pytest.mark.parametrize("leave", [lambda: "break", sys.exit, lambda: sys.exit(0), fail])

@@ -15,10 +15,6 @@ from typing import final
 
 from unisono.errors import CheckpointError
 
-KEPT = (
-    "is kept up to step {done}: step {failed} has failed before it changed a weight. "
-    "The same command goes on from there."
-)
 _POPS = ("POP_TOP", "POP_ITER", "END_FOR")  # what ``break`` and ``return`` let go of a loop's iterator with
 
 
@@ -78,12 +74,12 @@ class EarlyEnd:
                 "that step. Hint: `with unisono.Run(...) as run:` keeps it where nothing has failed.",
             )  # fmt: skip
 
-    def end(self, *, is_failing: bool = False) -> bool:
-        """Keep the step, or drop it where its body has failed; return whether one was kept: none may wait."""
+    def end(self, *, is_failing: bool = False) -> None:
+        """Keep the step, or drop it where its body has failed; nothing where none waits."""
         decide, told = self._decide, self._tell_dropped
         self._decide = self._tell_dropped = None
         if decide is None or told is None:
-            return False
+            return
         if is_failing:
             told()
         else:
@@ -92,8 +88,6 @@ class EarlyEnd:
             decide(not is_failing)
         except CheckpointError as error:
             self._has_lost(error)
-            return False
-        return not is_failing
 
     def close(self) -> None:
         """Raise the `CheckpointError` that was met, once, unless another exception is on its way up."""

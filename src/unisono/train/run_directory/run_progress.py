@@ -12,7 +12,7 @@ from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
 from unisono.train.guards.checks import plain_numbers
 from unisono.train.guards.done_loops import nothing_to_do
-from unisono.train.guards.early_end import KEPT, EarlyEnd, is_broken_off
+from unisono.train.guards.early_end import EarlyEnd, is_broken_off
 from unisono.train.intervals import Every, due
 from unisono.train.launcher_link import LauncherLink
 from unisono.train.run_directory.record import RunRecord
@@ -159,23 +159,21 @@ class RunProgress:
                 f"have been meant. A resumed run goes on after step {self._saved}. Hint: run.stop('why') says that the "
                 "batch is done, and saves; or max_steps=."
             )
-        is_undone = parts.is_changing and parts.strategy.is_undone and self._record.transport.rank == 0
-        is_of_none = self.is_within or (parts.is_changing and not is_undone)
-        if not parts.strategy.saves_alone or is_of_none or self.done <= self._saved:
+        if not parts.strategy.saves_alone or parts.is_changing or self.is_within or self.done <= self._saved:
             return
         self.early.begin(functools.partial(self._write_early, parts), after=self._saved)
-        if (is_whole or is_broken_off(sys._getframe(1))) and self.early.end() and is_undone and self._checkpoints:
-            self._link.saved(self.done)
-            self._record.tell(KEPT.format(done=self.done, failed=self.done + 1))
+        if is_whole or is_broken_off(sys._getframe(1)):
+            self.early.end()
 
     def _write_early(self, parts: Parts) -> Callable[[bool], None]:
         """Write what the steps so far have come to; return what keeps it, with True, or drops it."""
         facts = self._facts_of_step()
-        commit = self._checkpoints.save_alone(self.done, parts.pack, **facts) if self._checkpoints else bool
+        commit = None if self._checkpoints is None else self._checkpoints.save_alone(self.done, parts.pack, **facts)
         self._end(parts, is_finished=False)
 
         def end(is_kept: bool) -> None:
-            commit(is_kept)
+            if commit is not None:
+                commit(is_kept)
             if is_kept:
                 self._write_end()
 
