@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
@@ -74,6 +75,15 @@ def test_a_teacher_is_told_once(toy, change):
     assert "run.register('teacher', teacher)" in str(told[0].message)
 
 
+def test_a_resumed_run_tells_it_in_its_second_step(toy, tmp_path):
+    """And not as late as step 16: a worker that joins before would not be kept out."""
+    with pytest.warns(UserWarning, match=TOLD):
+        train(toy, lerp, last=5, out=tmp_path)
+    with pytest.warns(UserWarning, match="step 7: 'teacher.0.weight'") as told:
+        train(toy, lerp, last=10, out=tmp_path)
+    assert len([each for each in told if "step 7" in str(each.message)]) == 1
+
+
 def test_one_that_is_changed_later(toy):
     with pytest.warns(UserWarning, match="step 4: 'teacher"):
         train(toy, late)
@@ -105,11 +115,14 @@ def test_one_that_is_registered_is_not_told(toy, register):
 
 
 def test_what_stays_is_not_told(toy):
-    """A teacher that nobody changes, and tensors that each step makes anew."""
+    """A teacher that nobody changes, tensors that each step makes anew, and those of kinds that cannot be read."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with toy.run() as (run, model, _):
             teacher = copy.deepcopy(model)
+            teacher.others = [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj(), torch.empty(0),
+                              torch.empty(2, device="meta"), nn.UninitializedParameter(),
+                              torch.ones(2, 3, dtype=torch.bfloat16).T, torch.tensor(True)]  # fmt: skip
             for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
                 weight = torch.full((4,), float(batch.step))
                 run.step(

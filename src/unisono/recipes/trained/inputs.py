@@ -46,7 +46,13 @@ def images(file: ModelFile, items: Sequence[Any], *, resize: bool) -> tuple[list
         found = list(pool.map(lambda item: _pixels(item, size), items))
     for name, item, pixels in zip(names, items, found, strict=True):
         if isinstance(pixels, str):
-            fix = "check the path" if isinstance(item, str | Path) else "a list of images, each whole"
+            is_path = isinstance(item, str | Path)
+            fix = "a file such as .png or .jpg" if is_path and Path(item).is_file() else "check the path"
+            fix = (
+                f"{fix}; arrays are given in Python, to unisono.load(RUN)"
+                if is_path
+                else "a list of images, each whole"
+            )
             raise DataError(f"{name}: expected an image, found {pixels}. Hint: {fix}.")
         (height, width), (high, wide) = inputs["shape"][:2], pixels.shape[:2]
         if (high, wide) != (height, width):

@@ -306,7 +306,9 @@ def check_new_part(name: str, part: Any, registered: Mapping[str, Any], *, is_op
         raise ConfigError(f"expected a new name, got {name!r}, which is registered already.")
     if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
         raise ConfigError(
-            f"expected an object with state_dict() and load_state_dict() for {name!r}, got {type(part).__name__}."
+            f"expected an object with state_dict() and load_state_dict() for {name!r}, got {type(part).__name__}. "
+            "Hint: keep a number or a dictionary as an attribute of a small class that has both (docs/common-tasks.md, "
+            "'State of your own'); a tensor in a module, by register_buffer()."
         )
     if is_open:
         raise ConfigError(f"expected run.register({name!r}, ...) before run.steps(): its state could be lost.")

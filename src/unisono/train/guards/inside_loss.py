@@ -27,6 +27,7 @@ from unisono.train.guards.unkept import Unkept
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _OURS, _RECIPES = f"{Path(__file__).parents[2]}/", f"{Path(__file__).parents[2]}/recipes/"
+_FIRST = 2  # steps of each launch that are looked at, beside 1, 2, 4, 8, ...
 _SHARDING = tuple(f"{_TORCH}distributed/{name}/" for name in ("fsdp", "tensor"))
 
 _reached: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
@@ -47,7 +48,7 @@ class InsideLoss(LossJudge):
         unkept: Unkept,
     ) -> None:  # fmt: skip
         self._model, self._optimizers, self._options, self._setting = model, [*optimizers], options, setting
-        self._step, self._num_samples = 0, 0
+        self._step, self._num_samples, self._first = 0, 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._has_made = self._has_foreign = self.is_looking = False
         self._foreign: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
@@ -60,7 +61,8 @@ class InsideLoss(LossJudge):
             StepError: The loop has added gradients to the prepared model, which the step would drop.
         """
         self._step, self._num_samples = step, num_samples
-        self.is_looking = not step & (step - 1)
+        self._first = self._first or step
+        self.is_looking = step < self._first + _FIRST or not step & (step - 1)
         self._is_repeated = self.is_looking and isinstance(self._options, ExactOptions)
         if self._has_foreign:
             _reached.update(self._foreign)

@@ -11,6 +11,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from unisono.system.messages import warn
 from unisono.train.guards.kept_state import KeptState
@@ -43,9 +44,10 @@ class Unkept:
         if self.names:
             return
         own = {*map(id, self._model.parameters())}
-        found = {name: each for name, each in state.tensors.items() if id(each) not in own and not each.is_inference()}
-        for name in changing:
-            found.pop(name, None)
+        found = {
+            name: each for name, each in state.tensors.items()
+            if id(each) not in own and name not in changing and not is_lazy(each) and not each.is_inference()
+        }  # fmt: skip
         for name, each in found.items():  # those of the losses of other updates stay
             self._noted[name] = (weakref.ref(each), each._version, _sample(each))
 
@@ -61,12 +63,12 @@ class Unkept:
 
     def describe(self) -> str:
         """Return what was found, as a sentence with a hint."""
-        first, root = self.names[0], self.names[0].partition(".")[0].partition("[")[0]
         return (
-            f"{first!r}{', ...' if len(self.names) > 1 else ''}, which the loss function can reach, is changed by the "
-            "loop, and no checkpoint holds it: after a resume, or in a worker that joins, it begins with its first "
-            f"values, and the result may differ. Hint: run.register({root!r}, {root}) before the loop saves and "
-            "restores what has state_dict() and load_state_dict(), as a module has."
+            f"{self.names[0]!r}{', ...' if len(self.names) > 1 else ''}, which the loss function can reach, is changed "
+            "by the loop, and no checkpoint holds it: after a resume, or in a worker that joins, it begins with its "
+            "first values, and the result may differ. Hint: run.register('teacher', teacher), before the loop, saves "
+            "and restores a module, or what else has state_dict() and load_state_dict(); a tensor of its own goes into "
+            "a module by register_buffer(name, tensor)."
         )
 
     def _is_changed(self, name: str, now: Tensor) -> bool:
@@ -83,8 +85,9 @@ class Unkept:
 
 
 def _sample(tensor: Tensor) -> bytes:
-    """Return some elements: writing to ``.data`` counts in no version. Nothing of a tensor on another device."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.numel():
+    """Return some elements, where they can be read at once: writing to ``.data`` counts in no version."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+    if not is_plain or tensor.device.type != "cpu" or not tensor.numel():
         return b""
-    flat = tensor.detach().flatten()
+    flat = tensor.detach().resolve_conj().resolve_neg().flatten()
     return flat[:: -(-flat.numel() // _SAMPLE)].contiguous().view(torch.uint8).numpy().tobytes()
