@@ -47,12 +47,8 @@ $(TRACKERS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[mlflow,wandb]'
 	@touch $@
 
-# Slow tests that mind no company; the others kill and wait.
-CROWDED = tests/strategies tests/collectives tests/compat tests/data tests/recipes tests/determinism tests/report tests/cli tests/adversary \
-	tests/benchmarks tests/experiments/past tests/launchers/test_membership.py tests/test_examples.py tests/test_readme.py tests/test_same_bits.py
 test-slow: $(TRACKERS_STAMP)  ## the slow tests alone
-	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(TOGETHER) $(CROWDED)
-	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(CROWDED:%=--ignore=%)
+	$(BIN)/python -m pytest -m 'slow and not cluster and not public' $(TOGETHER)
 
 faults: $(STAMP)  ## the fault matrix; what was seen goes to build/faults.jsonl
 	$(BIN)/python -m pytest tests/faults
@@ -91,7 +87,7 @@ $(PUBLIC_STAMP): $(STAMP) tests/public/constraints.txt
 	$(call BESIDE,$(PUBLIC),accelerate datasets lightning-fabric pytorch-ignite pytorch-lightning torchmetrics transformers)
 
 public: $(PUBLIC_STAMP)  ## programs of other projects, pinned, under our launcher and backend, beside torchrun
-	$(PUBLIC)/bin/python -m pytest -m public tests/public
+	$(PUBLIC)/bin/python -m pytest -m public $(if $(JOBS),-n $(JOBS) --dist loadfile) tests/public
 
 $(EXAMPLES_STAMP): $(STAMP) tests/public/constraints.txt
 	$(call BESIDE,$(EXAMPLES),accelerate ipykernel lightning-fabric nbclient peft transformers)

@@ -77,7 +77,7 @@ def test_row_44_out_of_memory(launches, reference, memory_limit):
     launches.judge(44, "out of memory", reference)
 
 
-def test_row_43_a_loading_process_killed(launches, reference):
+def test_row_43_a_killed_loader(launches, reference):
     """A killed data loading process ends its rank, which is replaced: no hang, the same bits."""
     result = launches.run("loader@6:1")
     assert result.returncode == 0, result.stderr
