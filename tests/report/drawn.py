@@ -1,11 +1,13 @@
 """Pictures read back: their texts, with the room that a real font needs for them, and their shapes."""
 
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from PIL import ImageFont
 
+_font = cache(ImageFont.load_default)
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 
@@ -45,7 +47,7 @@ def boxes(svg: ET.Element, *, at: tuple[float, float] = (0.0, 0.0)) -> list[Box]
         elif node.tag == "text":
             style = dict(part.split(":") for part in (node.get("style") or "").split(";") if part)
             size = float(style.get("font-size", "12px").removesuffix("px"))
-            width = ImageFont.load_default(size).getlength(node.text or "")
+            width = _font(size).getlength(node.text or "")
             x, y = at[0] + float(node.get("x")), at[1] + float(node.get("y"))
             anchor = "middle" if node.get("class") == "on" else node.get("text-anchor", "start")
             left = x - width * {"start": 0, "middle": 0.5, "end": 1}[anchor]
