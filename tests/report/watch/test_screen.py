@@ -44,7 +44,7 @@ def test_a_narrow_screen_breaks_nothing(tmp_path):
     run = WatchedRun(make_run(tmp_path / "run", result=False, last_step=460))
     lines = [line.strip("│ ") for line in shown([run], 40).splitlines()]
     assert "step 60 of 460  epoch 1" in lines
-    assert "now 1,778 samples/s" in lines
+    assert "now 1,693 samples/s  1,778 in steps" in lines
     assert "loss, steps 1 to 60, log scale" in lines
     assert "0   37.8 ms  FFFFBBBBBBBRRC" in [line.rstrip() for line in lines]
     assert [line for line in lines if line.startswith("test_accuracy") and line.endswith("█ 0.9833")]
@@ -72,7 +72,7 @@ def test_the_headline(tmp_path):
     """One line for the page."""
     run = WatchedRun(make_run(tmp_path / "run"))
     assert headline(run) == (
-        "run finished: loss from 0.5858 to 0.03613 · step 60, epoch 1, mean 1,600 samples/s · "
+        "run finished: loss from 0.5858 to 0.03613 · step 60, epoch 1, mean 1,600 samples/s, 2,000 in steps · "
         "loss 0.0333  test_accuracy 0.9833"
     )
 

@@ -32,10 +32,12 @@ def test_a_finished_run(tmp_path):
 
 
 def test_how_fast_it_is_now(tmp_path):
-    """Over the last 50 steps, and the time within them alone: no evaluation, no checkpoint, no pause between two."""
+    """By the clock over the last 50 steps, checkpoints and the pauses between them too; and within steps alone."""
     path = make_run(tmp_path / "run", result=False, other=50)  # the loop's own body
     facts = WatchedRun(path).facts()
-    assert (facts["samples_per_s"], facts["speed_is"]) == (pytest.approx(64 / 0.036), "now")
+    clock_s = 50 * (0.036 + 0.050) + 3 * 0.030
+    assert (facts["samples_per_s"], facts["speed_is"]) == (pytest.approx(50 * 64 / clock_s, abs=0.05), "now")
+    assert facts["samples_per_s_within"] == pytest.approx(64 / 0.036, abs=0.05)
     assert read_run(path).throughput() == [(step, pytest.approx(64 / 0.036)) for step in range(1, 61)]
 
 
@@ -153,4 +155,4 @@ def test_no_run(tmp_path):
         WatchedRun(tmp_path)
     (tmp_path / "run.lock").write_text(holder(os.getpid()))
     run = WatchedRun(tmp_path)
-    assert (run.state, run.losses, run.samples_per_s) == ("starting", [], None)
+    assert (run.state, run.losses, run.speed) == ("starting", [], None)

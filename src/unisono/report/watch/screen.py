@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unisono.report.content import diverges, ends_of, trend_of
 from unisono.report.run_view import newest_checkpoint
 from unisono.report.watch.state import RankState, WatchedRun, plain
-from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
+from unisono.system.words import counted, spell_bytes, spell_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -158,8 +158,9 @@ def _progress(run: WatchedRun) -> Iterator[str]:
     facts = run.facts()
     yield f"step {run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "")
     yield f"epoch {facts['epoch']}"
-    if facts["samples_per_s"]:
-        yield f"{facts['speed_is']} {spell_count(round(facts['samples_per_s']))} samples/s"
+    if speed := run.speed:
+        yield f"{facts['speed_is']} {speed.by_clock:,.0f} samples/s"
+        yield f"{speed.within:,.0f} in steps"
     if facts["state"] in {"silent", "ended"} and math.isfinite(run.silent_s):
         yield f"last step {spell_seconds(run.silent_s)} ago"
 

@@ -13,7 +13,7 @@ from typing import Any, final
 from unisono.errors import ConfigError
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import WINDOW, samples_per_s, seconds_within
+from unisono.observe.speed import WINDOW, Speed, rates, seconds_within, speed_in, speed_of
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
 from unisono.report.run_view import check_run, holder_of, is_held, ledger_damage
@@ -199,12 +199,12 @@ class WatchedRun:
         return time.time() - max((rank.ended_s for rank in self.ranks.values()), default=-math.inf)
 
     @property
-    def samples_per_s(self) -> float | None:
+    def speed(self) -> Speed | None:
         """Now, over the last steps of the rank that is ahead; of a run that has ended the mean of its last launch."""
         if self.speed_is == "mean":
-            return float(self.result["samples_per_s"])
-        return samples_per_s(
-            (self._sizes[step], seconds_within(seconds))
+            return speed_in(self.result)
+        return speed_of(
+            (self._sizes[step], sum(seconds.values()), seconds_within(seconds))
             for step, _, seconds in self._ahead().steps
             if step in self._sizes
         )
@@ -212,7 +212,7 @@ class WatchedRun:
     @property
     def speed_is(self) -> str:
         """``now`` or ``mean``."""
-        return "mean" if self.result.get("samples_per_s") and self.state in {"finished", "stopped"} else "now"
+        return "mean" if speed_in(self.result) and self.state in {"finished", "stopped"} else "now"
 
     def _ahead(self) -> RankState:
         return max(self.ranks.values(), key=lambda rank: rank.step, default=RankState())
@@ -260,7 +260,7 @@ class WatchedRun:
         return {
             "run": str(self.path), "state": self.state, "step": self.step, "steps": self.num_steps,
             "epoch": self.epoch + 1, "loss": self.losses[-1][1] if self.losses else None, "metrics": self.metrics,
-            "samples_per_s": self.samples_per_s, "speed_is": self.speed_is, "eta_s": self.eta_s,
+            **rates(self.speed), "speed_is": self.speed_is, "eta_s": self.eta_s,
             "workers": len(live), "lost": self.lost(),
             "slowest": self.slowest(), "launches": len(self.launches), "disk_free_bytes": free,
             "damage": self.damage(), "leader_memory_bytes": self._memory(),
