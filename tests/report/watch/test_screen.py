@@ -47,7 +47,7 @@ def test_a_narrow_screen_breaks_nothing(tmp_path):
     run = WatchedRun(make_run(tmp_path / "run", result=False, last_step=460))
     lines = [line.strip("│ ") for line in shown([run], 40).splitlines()]
     assert "step 60 of 460  epoch 1" in lines
-    assert "now 1,693 samples/s  1,778 in steps" in lines
+    assert "last 1,693 samples/s  1,778 in steps" in lines
     assert "loss, steps 1 to 60, log scale" in lines
     assert "0   37.8 ms  FFFFBBBBBBBRRC" in [line.rstrip() for line in lines]
     assert [line for line in lines if line.startswith("test_accuracy") and line.endswith("█ 0.9833")]
@@ -213,7 +213,10 @@ def test_what_a_killed_run_says(tmp_path):
         text = shown([WatchedRun(each)], 80)
         assert ("not finished, no checkpoint: the same command starts from the beginning" in text) is is_told
     (path / "checkpoints" / "step-00000040.0123abcd").mkdir(parents=True)
-    assert "not finished: the same command goes on after step 40" in shown([WatchedRun(path)], 80)
+    (path / "run.toml").touch()
+    text = shown([WatchedRun(path)], 200)
+    assert "not finished: the same command goes on after step 40" in text
+    assert f"next: unisono train --config {path} --out {path} " in text
 
 
 def test_hostile_names(tmp_path):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
+from unisono.launchers.program_files import of_a_run
 from unisono.report.content import diverges, ends_of, trend_of
 from unisono.report.run_view import newest_checkpoint
 from unisono.report.watch.state import WatchedRun, plain
@@ -55,7 +56,8 @@ def progress(run: WatchedRun) -> Iterator[str]:
     yield f"step {run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "")
     yield f"epoch {run.epoch + 1}"
     if speed := run.speed:
-        yield f"{run.speed_is} {speed.by_clock:,.0f} samples/s"
+        is_over = run.speed_is == "now" and run.state in {"silent", "ended"}
+        yield f"{'last' if is_over else run.speed_is} {speed.by_clock:,.0f} samples/s"
         yield f"{speed.within:,.0f} in steps"
     if run.state in {"silent", "ended"} and math.isfinite(run.silent_s):
         yield f"last step {spell_seconds(run.silent_s)} ago"
@@ -70,7 +72,9 @@ def values(run: WatchedRun) -> list[str]:
 
 
 def ended(run: WatchedRun) -> Iterator[str]:
-    """Yield what a run that has ended leaves, and what to do next; nothing of one that has not."""
+    """Yield what a run that has ended leaves, and what to do next; nothing of one that trains."""
+    if run.state == "ended" and (command := of_a_run(run.path)):
+        yield f"next: {plain(command)}"
     if run.state not in {"finished", "stopped"}:
         return
     if isinstance(why := run.result.get("stopped_by"), str):
