@@ -142,9 +142,10 @@ def test_quiet_is_the_result_alone():
     code, printed, told = train("digits", *few)
     assert (code, told) == (0, "")
     assert printed.startswith("fingerprint")
-    code, printed, told = train("digits", *few, "--lr", "1")
+    assert train("digits", *few, "--lr", "0.5")[1].splitlines()[0] != printed.splitlines()[0]
+    code, printed, told = train("digits", *few, "--bf16")
     assert (code, printed) == (2, "")
-    assert "has no use for --lr" in told
+    assert "has no use for --bf16" in told
 
 
 def test_the_run_directory_is_complete_and_private(reference):

@@ -1,5 +1,6 @@
 """``unisono watch``: in a pipe one look, in a terminal until the run has ended, or a page."""
 
+import contextlib
 import json
 import os
 import pty
@@ -7,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -81,23 +84,56 @@ def test_a_run_that_begins_later(is_there, tmp_path):
     else:
         path.rename(tmp_path / "run")
     assert (watching.communicate(timeout=60)[1], watching.returncode) == ("", 0)
-    assert "finished" in os.read(ours, 1 << 16).decode()
+    assert "finished" in os.read(ours, 1 << 16).decode(errors="ignore")
     os.close(ours)
 
 
+def test_q_ends_the_view(tmp_path):
+    """On a terminal that somebody types on; the key is told, other keys do nothing, and the terminal is as it was."""
+    path = make_run(tmp_path / "run", result=False)
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with subprocess.Popen([*COMMAND, str(path)], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as watching:
+        told = b""
+        while b"q ends this view, the run goes on" not in told:
+            told += os.read(ours, 1 << 16)
+        os.write(ours, b"xq")
+        reading = threading.Thread(target=drain, args=(ours,), daemon=True)
+        reading.start()
+        assert (watching.wait(60), watching.stderr.read()) == (0, b"")
+    assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
+    reading.join(60)
+    os.close(ours)
+
+
+def drain(terminal):
+    """Read what is drawn, so that nobody waits for room."""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while os.read(terminal, 1 << 16):
+            pass
+
+
 def test_a_page_until_ctrl_c(tmp_path):
-    """The address is printed with its token; Ctrl-C ends it with code 0."""
-    path = make_run(tmp_path / "run")
+    """A run that has not begun is waited for, and others beside it are named; the address is printed with its token.
+
+    Ctrl-C ends it with code 0.
+    """
+    made, path = make_run(tmp_path / "runs" / "made"), tmp_path / "runs" / "run"
     program = (  # SIGINT may be ignored in us (a test run in the background), and would be in what we start
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"sys.argv[1:] = ['watch', {str(path)!r}, '--web']; from unisono.cli.main import main; main()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
         try:
+            waiting = process.stderr.readline()
+            made.rename(path)
             line = process.stderr.readline()
             process.send_signal(signal.SIGINT)
             code = process.wait(60)
         finally:
             process.kill()
+    assert waiting.startswith(f"waiting for {path}, which has not begun yet; Ctrl-C ends it. In {path.parent} there is")
+    assert str(made) in waiting
     assert line.startswith("http://127.0.0.1:")
     assert code == 0

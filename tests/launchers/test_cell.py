@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launchers.cell import CellBar, cell_bar, with_lines
+from unisono.launchers.cell import CellBar, cell_bar, once, with_lines
 from unisono.system.heartbeat import Reading
 
 DEFINED = """
@@ -79,6 +79,14 @@ def test_lines_of_cells():
     assert with_lines(text.format("/tmp/a-cell.py", "")) == text.format("/tmp/a-cell.py", "    return 1 / 0\n")
     for known in (text.format("/tmp/a-cell.py", "    return 2\n"), text.format("/nowhere.py", "")):
         assert with_lines(known) == known
+
+
+def test_a_workers_error_is_told_once():
+    """The traceback, and below it which rank failed with what; what has no traceback, or another end, stays."""
+    first, place = "WorkerFailed: rank 1 of 2 failed with ValueError: bad", "Traceback ...:\n  File x\n    y"
+    assert once(f"{first}\n\n{place}\nValueError: bad") == f"{place}\n{first}"
+    for text in (first, f"{first}\n\n{place}\nof two lines", f"{first}\n\nValueError: bad"):
+        assert once(text) == text
 
 
 class Kernel:

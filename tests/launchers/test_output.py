@@ -47,6 +47,28 @@ def pump_into(target_fd):
     return pump, pump.open("[0] ", target_fd), events
 
 
+def test_lines_that_come_together_stand_in_the_order_of_ranks(tmp_path, monkeypatch):
+    """Whichever came first; what comes after them comes after them."""
+    monkeypatch.setattr("unisono.launchers.output._TOGETHER_S", 0.5)  # a busy machine
+    shown = (tmp_path / "out").open("ab+", buffering=0)
+    events = queue.SimpleQueue()
+    pump = OutputPump(on_broken=lambda: events.put("broken"), on_done=lambda: events.put("done"))
+    fds = [pump.open(f"[rank {rank}] ", shown.fileno()) for rank in range(3)]
+    pump.start()
+    for rank in (2, 0, 1):
+        os.write(fds[rank], b"hello\n")
+    while shown.seek(0) == 0 and shown.read().count(b"\n") < 3:
+        assert events.empty()
+    os.write(fds[2], b"bye\n")
+    for fd in fds:
+        os.close(fd)
+    pump.finish()
+    assert events.get(timeout=60) == "done"
+    shown.seek(0)
+    assert shown.read().decode().splitlines() == [*(f"[rank {rank}] hello" for rank in range(3)), "[rank 2] bye"]
+    shown.close()
+
+
 def test_pump_finishes_although_a_pipe_stays_open(tmp_path):
     """A descendant that keeps the pipe open cannot keep the launcher from ending; nothing written is lost."""
     with (tmp_path / "out").open("wb") as out:

@@ -1,10 +1,14 @@
 """What is no Python script is refused before any process starts, with what to type instead."""
 
+import json
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
-from unisono.cli.run import run
+from unisono.cli.run import run as run_verb
 from unisono.errors import ConfigError
+from unisono.launchers.program_files import instead_of_recipe, of_a_run
 from unisono.launchers.spec import ModuleTarget, ScriptTarget, check_target
 from unisono.launchers.supervision.failure import FailureReport, WorkerExit, describe, find_root
 
@@ -44,10 +48,26 @@ def folder(tmp_path, monkeypatch):
 )
 def test_what_is_no_script(folder, typed, told):
     """A notebook or a JSON file is valid Python, and would end well without having done anything."""
-    done = CliRunner().invoke(run, ["-n1", typed])
+    done = CliRunner().invoke(run_verb, ["-n1", typed])
     assert done.exit_code == 2
     assert f"expected a Python file at {typed!r}, " in done.output
     assert told in done.output
+
+
+def test_a_directory_of_a_run(folder):
+    """What goes on with it is told: its options, or its script, wherever that lies."""
+    run = folder / "runs" / "a b"
+    run.mkdir(parents=True)
+    assert of_a_run(run) == ""
+    (run / "program.json").write_text(json.dumps({"script": str(folder / "train.py"), "args": ["--lr", "1 2"]}))
+    assert of_a_run(run) == "unisono run train.py --lr '1 2'"
+    (run / "program.json").write_text(json.dumps({"script": "/else/train.py", "args": []}))
+    assert of_a_run(run) == "unisono run /else/train.py"
+    (run / "run.toml").touch()
+    assert of_a_run(run) == "unisono train --config 'runs/a b' --out 'runs/a b'".replace("runs", str(run.parent))
+    done = CliRunner().invoke(run_verb, ["-n1", "runs/a b"])
+    assert "Hint: unisono train --config 'runs/a b' --out 'runs/a b' goes on with it; unisono report" in done.output
+    assert instead_of_recipe("runs/a b", ["digits"]) == f"{of_a_run(Path('runs/a b'))} goes on with that run"
 
 
 @pytest.mark.parametrize("typed", ["train.py", "plain", "own", "empty.py"])

@@ -7,6 +7,7 @@ import pytest
 
 from terminal import run_on_terminal
 from unisono.observe.progress import ProgressLine, WorkLine, pace
+from unisono.observe.speed import Speed
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def epochs_of(per_epoch, total):
 
 def test_plain_lines_in_a_pipe(capsys):
     """Piped, progress is whole lines on standard error without control characters; the last step is always told."""
-    with ProgressLine(20, epochs_of(10, 20), speed=lambda: 2390.4) as progress:
+    with ProgressLine(20, epochs_of(10, 20), speed=lambda: Speed(2390.4, 2600.0)) as progress:
         for step in range(1, 21):
             progress.step(step, 1 / step)
         progress.note("epoch 2/2  test_accuracy 0.9000")
@@ -30,7 +31,7 @@ def test_plain_lines_in_a_pipe(capsys):
     assert "\x1b" not in err
     assert "\r" not in err
     told, noted = err.splitlines()
-    assert told == "epoch 2/2  step 20/20  loss 0.0500  now 2,390 samples/s"
+    assert told == "epoch 2/2  step 20/20  loss 0.0500  now 2,390 samples/s (2,600 in steps)"
     assert noted == "epoch 2/2  test_accuracy 0.9000"
 
 
@@ -48,13 +49,14 @@ def test_plain_lines_tell_how_long_it_will_take(capsys, monkeypatch):
     """Six seconds a step, 34 of 40 steps (resumed after 30) are done, six are left; a share of data is asked for."""
     now = [0.0]
     monkeypatch.setattr("unisono.observe.progress.time.monotonic", lambda: now[0])
-    told = ProgressLine(40, epochs_of(10, 40), first_step=30, speed=lambda: 10.0, data_share=lambda: 0.25)
+    told = ProgressLine(40, epochs_of(10, 40), first_step=30, speed=lambda: Speed(10.0, 40.0), data_share=lambda: 0.25)
     with told as progress:
         for step in range(31, 35):
             now[0] += 6
             progress.step(step, 0.5)
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "epoch 4/4  step 34/40  loss 0.5000  now 10 samples/s  data wait 25%  eta 0:00:36"
+        "epoch 4/4  step 34/40  loss 0.5000  now 10 samples/s (40 in steps)  75% of the time is outside of steps"
+        "  data wait 25%  eta 0:00:36"
     )
 
 
@@ -144,10 +146,12 @@ def test_work_of_other_ranks_is_silent(capsys, monkeypatch):
 SCRIPT = """
 import sys
 from unisono.observe.progress import ProgressLine, WorkLine
+from unisono.observe.speed import Speed
 total, per_epoch, loss, speed = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 last = int(sys.argv[5]) if len(sys.argv) > 5 else total
 words = lambda step: f"epoch {(step - 1) // per_epoch + 1}/{-(-total // per_epoch)}"
-with ProgressLine(total, words, first_step=total - 40, speed=lambda: speed, data_share=lambda: 0.123) as progress:
+asked = {"speed": lambda: Speed(speed, 2 * speed), "data_share": lambda: 0.123}
+with ProgressLine(total, words, first_step=total - 40, **asked) as progress:
     for step in range(total - 39, last + 1):
         progress.step(step, loss)
         if step == total - 20:
@@ -191,9 +195,18 @@ def test_the_bar_fits_a_terminal_of_80_columns(arguments, has_all):
         assert "4690/4690" in bars[-1]
 
 
-def test_a_wide_terminal_has_the_wait_for_data():
-    """At 100 columns there is room for the share of time that waits for data."""
-    assert "now 128 samples/s  data wait 12%" in visible_lines(on_terminal(100, "4690", "469", "0.1234", "128"))[-1]
+def test_a_wide_terminal_has_a_reason():
+    """At 100 columns there is room for one reason why it is slow: what most of the time goes to, or the wait."""
+    told = "now 128 samples/s  50% of the time is outside of steps"
+    assert told in visible_lines(on_terminal(100, "4690", "469", "0.1234", "128"))[-1]
+    assert pace(Speed(128.0, 130.0), 0.12, 100) == "  now 128 samples/s  data wait 12%"
+    assert pace(Speed(128.0, 256.0), 0.12, 99) == "  now 128 samples/s"
+
+
+def test_a_very_wide_terminal_has_both_speeds():
+    """At 140 columns there is room for the speed within steps, and for where the time goes."""
+    told = "now 128 samples/s (256 in steps)  50% of the time is outside of steps  data wait 12%"
+    assert told in visible_lines(on_terminal(140, "4690", "469", "0.1234", "128"))[-1]
 
 
 def test_the_bar_is_drawn_in_place():
@@ -243,10 +256,11 @@ def test_a_narrow_terminal_has_the_numbers():
 def test_a_terminal_that_cannot_draw_gets_lines():
     """Where lines cannot be drawn again in place, they are those of a pipe."""
     lines = visible_lines(on_terminal(80, "200", "100", "0.5", "32", TERM="dumb"))
-    assert "epoch 2/2  step 200/200  loss 0.5000  now 32 samples/s  data wait 12%" in lines
+    pace = "now 32 samples/s (64 in steps)  50% of the time is outside of steps  data wait 12%"
+    assert f"epoch 2/2  step 200/200  loss 0.5000  {pace}" in lines
 
 
 def test_a_short_wait_for_data_is_not_told():
     """It is worth a word from a twentieth of the time on."""
-    assert pace(1234.5, 0.04) == "  now 1,234 samples/s"
+    assert pace(Speed(1234.5, 1300.0), 0.04) == "  now 1,234 samples/s (1,300 in steps)"
     assert pace(None, 0.5) == "  data wait 50%"

@@ -3,18 +3,37 @@
 import pytest
 
 from unisono.observe.phases import PHASES
-from unisono.observe.speed import samples_per_s, seconds_within
+from unisono.observe.speed import Speed, rates, seconds_within, speed_in, speed_of
 
 
 def test_samples_over_seconds():
-    """All samples over all seconds, not the mean of rates; nothing where nothing was done."""
-    assert samples_per_s([(64, 0.1), (64, 0.3), (32, 0.1)]) == pytest.approx(320)
-    assert samples_per_s([]) is None
-    assert samples_per_s([(64, 0.0)]) is None
+    """All samples over all seconds, not the mean of rates: by the clock, and within steps; nothing of nothing."""
+    speed = speed_of([(64, 0.2, 0.1), (64, 0.6, 0.3), (32, 0.2, 0.1)])
+    assert (speed.by_clock, speed.within) == (pytest.approx(160), pytest.approx(320))
+    assert speed_of([]) is None
+    assert speed_of([(64, 0.0, 0.0)]) is None
+    assert speed_of([(64, 0.1, 0.2)]) == Speed(320, 320)  # two clocks that differ: no step is faster than the clock
+
+
+def test_the_time_outside_of_steps_is_told_where_it_counts():
+    """From one and a half times on; both speeds are in words where there is room."""
+    held, usual = speed_of([(100, 1.0, 0.4)]), speed_of([(100, 1.0, 0.7)])
+    assert held.spell() == "100 samples/s (250 in steps)"
+    assert held.spell_outside() == "60% of the time is outside of steps"
+    assert usual.spell_outside() == ""
+
+
+def test_a_result_tells_its_mean():
+    """What is written is read again; a result of an older version knows one of the two."""
+    speed = Speed(100.0, 250.0)
+    assert rates(speed) == {"samples_per_s": 100.0, "samples_per_s_within": 250.0}
+    assert speed_in(rates(speed)) == speed
+    assert speed_in({"samples_per_s": 250.0}) == Speed(250.0, 250.0)
+    assert speed_in(rates(None)) is speed_in({}) is None
 
 
 def test_what_is_within_a_step():
-    """What happens between two steps is no part of one: nothing of it makes a run look slow."""
+    """What happens between two steps is no part of one."""
     seconds = dict.fromkeys(PHASES, 1.0)
     assert seconds_within(seconds) == len(PHASES) - len(("checkpoint", "evaluate", "other"))
     assert seconds_within(seconds | {"checkpoint": 9.0, "evaluate": 9.0, "other": 9.0}) == seconds_within(seconds)

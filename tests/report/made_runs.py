@@ -62,6 +62,7 @@ def make_run(
         told = {
             "fingerprint": f"{seed:064x}", "finished": True, "steps": steps, "epochs": 1, "world_size": workers,
             "strategy": "exact", "resumed_from_step": 0, "samples_per_s": 1600.0,
+            "samples_per_s_within": 2000.0,
             "peak_memory_bytes": [300 << 20] * workers, "bytes_sent_per_step": [25_000] * workers,
             "wall_s": 4.2, "metrics": {"test_accuracy": 0.97},
         }  # fmt: skip

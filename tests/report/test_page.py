@@ -385,4 +385,6 @@ def test_what_diverges_is_said(tmp_path):
 def test_what_was_run_comes_first(tmp_path):
     """Strategy, replicas, batch, epochs, workers and time in one line."""
     told = " ".join(read(page_of(make_run(tmp_path / "run"), out=tmp_path / "r.html")).text)
-    assert "exact, 8 replicas, batches of 64, 1 epoch, 2 workers, 4.2 s of training." in told
+    assert (
+        "exact, 8 replicas, batches of 64, 1 epoch, 2 workers, 4.2 s of training, mean 1,600 samples/s (2,000" in told
+    )

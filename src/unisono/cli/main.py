@@ -59,6 +59,10 @@ _NO_VERBS = {
     "tune": "unisono bench tune",
     "compare": "unisono diff RUN OTHER",
     "config": "unisono train RECIPE --config FILE",
+    "fit": "unisono train RECIPE, or unisono run SCRIPT",
+    **dict.fromkeys(("torchrun", "accelerate", "deepspeed", "horovodrun", "python"), "unisono run -n 2 SCRIPT"),
+    **dict.fromkeys(("mpirun", "mpiexec"), "unisono launch mpi SCRIPT, or mpirun -n 2 unisono join SCRIPT"),
+    **dict.fromkeys(("srun", "sbatch"), "unisono launch slurm SCRIPT, or srun -n 2 unisono join SCRIPT"),
 }
 """Words of other programs, and what is written here."""
 
@@ -69,6 +73,9 @@ _NO_OPTIONS = {
     "--accelerator": "GPUs are used where there are any; --gpus says which.",
     "--optimizer": "A recipe's --preset chooses it; a script of your own makes it, and gives it to run.prepare.",
     "-v": "unisono --version; there is no verbose output.",
+    "--standalone": "It is understood by unisono run; here -n says how many processes.",
+    "--recipe": "The recipe stands without a flag: unisono train digits.",
+    **dict.fromkeys(("--use-fsdp", "--use-deepspeed", "--use-megatron-lm"), "unisono.Run(strategy='fsdp') shards."),
 }
 """Options of other programs, and what is done here."""
 
@@ -169,6 +176,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
     if error.option_name == "--port" and "--web" in known:
         return "--web 8080 serves the page on port 8080."
     meant = nearest_options(error.option_name, known)
+    if error.option_name == "--mixed-precision" and "--precision" not in known:
+        return "The script says it: unisono.Run(precision='bf16')."
     if not meant and context is not None and context.info_name == "run":
         return "Options of the script come behind it: unisono run SCRIPT --OPTION VALUE."
     return f"Did you mean {' or '.join(map(repr, meant))}?" if meant else ""

@@ -18,9 +18,11 @@ from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
 from unisono.cli.options.fields import ExplainedCommand, field_options
 from unisono.cli.options.torchrun import TorchrunWords, inert_options, read_environment_too, understand
 from unisono.cli.output.outcome import command_line, tell, verb
+from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec, ProgramTarget, Target, check_target, find_program, resolve_workers
 from unisono.nodes.plan import NodesOptions
 from unisono.options.fields import taken
+from unisono.recipes.catalog import RECIPES
 from unisono.system.machine import resolve_devices
 
 _NOT_MEANT = ("-m", "--module", "-h", "--help", "--help-all", "--version")
@@ -69,6 +71,16 @@ def _kept(given: dict[str, Any]) -> str:
     return "" if _LAUNCHES in click.get_current_context().meta else f"Nothing was begun. Again: {command_line()}"
 
 
+def _refuse_slips(script: str, args: tuple[str, ...], workers: str, *, is_module: bool) -> None:
+    """Refuse -np, which is read as -n p, before a script '2' is looked for, and a recipe; `ConfigError`."""
+    if workers == "p":
+        line = shlex.join(["unisono", "run", "-n", script, *args])
+        raise ConfigError(f"expected -n N, got -np, which is mpirun's. Hint: {line}.")
+    resolve_workers(workers)
+    if script in RECIPES and not is_module and not Path(script).exists():
+        raise ConfigError(f"expected a Python file, got the recipe {script!r}. Hint: unisono train {script}.")
+
+
 @click.command(
     cls=ExplainedCommand,
     context_settings=AFTER_SCRIPT,
@@ -100,7 +112,7 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
     from unisono.nodes.start import start
 
     words = TorchrunWords(**taken(TorchrunWords, given))
-    resolve_workers(given["workers"])  # refuses -np 2, -n as p, before it looks for a script '2'
+    _refuse_slips(script, args, given["workers"], is_module=is_module)
     target: Target = ProgramTarget(name=script, args=args)
     if words.no_python:
         check_target(target)

@@ -16,6 +16,7 @@ from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
+from unisono.observe.speed import speed_in
 from unisono.options.fields import taken
 from unisono.system.files import to_json
 from unisono.system.words import counted
@@ -130,11 +131,13 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
         for name, line in lines.items():
             click.echo(f"{name:<{width}}  {line}")
         total = result.get("totals", {})
-        speed = f", mean {result['samples_per_s']:,.0f} samples/s within steps" if result.get("samples_per_s") else ""
+        speed = speed_in(result)
+        how_fast = f", mean {speed.spell()}" if speed else ""
+        held_up = f"; {speed.spell_outside()}" if speed and speed.is_held_up else ""
         is_old = all(name in before and before[name] == result.get(name) for name in ("steps", "wall_s", "totals"))
         more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
         click.echo(
             ("the run was complete before, this launch has computed nothing. It took: " if is_old else "")
             + ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
-            + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all){speed}{more}"
+            + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all){how_fast}{held_up}{more}"
         )

@@ -1,8 +1,14 @@
 """``unisono watch``: follow runs in the terminal, or as a page."""
 
+import contextlib
+import os
 import secrets
+import select
 import sys
+import termios
 import time
+import tty
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,13 +41,14 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
     """Show how far each RUN is, its loss, speed, where each rank's time goes, who is slow, deaths and launches.
 
     It reads the run directory only, so it may run anywhere the directory can be read, over ssh too, and disturbs
-    nothing. Runs that have ended are shown as well. Ctrl-C ends it.
+    nothing. Runs that have ended are shown as well; one that has not begun is waited for, on a terminal and with --web.
+    q and Ctrl-C end the view, not the run.
 
     Exit code: 0; 2 where RUN is no run directory or the port is taken.
     """
     from unisono.report.watch.state import WatchedRun
 
-    if sys.stdout.isatty() and not (once or as_json):
+    if web is not None or (sys.stdout.isatty() and not (once or as_json)):
         _wait_for([Path(run) for run in runs])
     found = [WatchedRun(Path(run)) for run in runs]
     if as_json and web is None:
@@ -61,9 +68,15 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
 
 def _wait_for(runs: list[Path]) -> None:
     """Return when each run has begun: people type this while it starts."""
+    from unisono.report.run_view import runs_in
+
     for run in runs:
         if _is_to_come(run):
-            complain(f"waiting for {run}, which has not begun yet; Ctrl-C ends it")
+            others = runs_in(run.parent)
+            complain(
+                f"waiting for {run}, which has not begun yet; Ctrl-C ends it"
+                + (f". In {run.parent} there is {others}" if others else "")
+            )
             while _is_to_come(run):
                 time.sleep(_LOOK_S)
 
@@ -85,17 +98,55 @@ def _follow(found: "list[WatchedRun]", every: float) -> None:
     from unisono.report.watch.screen import draw
 
     console = Console(highlight=False)
-    try:
-        with Live(console=console, auto_refresh=False, screen=len(found) > 1, transient=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), _keys() as keys:
+        told = "q ends this view, the run goes on" if keys is not None else ""
+        with Live(console=console, auto_refresh=False, transient=False) as live:
             while True:
-                live.update(draw(found, console.width), refresh=True)
-                if all(run.state in {"finished", "stopped", "ended"} for run in found):
+                is_over = all(run.state in {"finished", "stopped", "ended"} for run in found)
+                height = console.height - 1
+                live.update(draw(found, console.width, height, "" if is_over else told), refresh=True)
+                if is_over:
                     return
-                time.sleep(every)
+                if _wait(keys, every):
+                    live.update(draw(found, console.width, height), refresh=True)
+                    return
                 for run in found:
                     run.poll()
-    except KeyboardInterrupt:
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """Hear keys as they are pressed, and give the terminal back; the descriptor to read, or None: nobody types here."""
+    if sys.stdin is None or not sys.stdin.isatty() or _is_in_background(terminal := sys.stdin.fileno()):
+        yield None
         return
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal)
+        yield terminal
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _is_in_background(terminal: int) -> bool:
+    """Whether the shell has given the terminal to somebody else, and would stop us where we change it."""
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:  # it is not the terminal of our shell
+        return False
+
+
+def _wait(keys: int | None, seconds: float) -> bool:
+    """Wait for the next look; say whether q was pressed."""
+    if keys is None:
+        time.sleep(seconds)
+        return False
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and select.select([keys], [], [], left)[0]:
+        typed = os.read(keys, 64)
+        if b"q" in typed or not typed:
+            return True
+    return False
 
 
 def _serve(paths: list[Path], port: int, every: float, as_json: bool) -> None:

@@ -31,6 +31,6 @@ def compare_links(
             setting = {"threads": 1, **options, **WAYS[name].setting}
             job = plan(recipe, str(workers or (1 if nodes else 2)), setting, None, here)
             result = run_in(job, Path(scratch) / str(number), env={"UNISONO_LAST_STEP": str(steps)})
-            rates[name].append(float(result["samples_per_s"]))
+            rates[name].append(float(result["samples_per_s_within"]))
     chosen, why = propose(rates)
     return {"recipe": recipe, "rates": rates, "proposal": chosen, "why": why, "command": command(recipe, chosen)}

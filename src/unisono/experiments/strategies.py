@@ -47,7 +47,7 @@ def _row(
     with scratch_directory("bench") as scratch:
         result = run_in(plan(recipe, str(count), chosen, launch.get("devices")), Path(scratch) / "run", **launch)
     return {
-        "strategy": name, "processes": count, "samples_per_s": result["samples_per_s"],
+        "strategy": name, "processes": count, "samples_per_s": result["samples_per_s_within"],
         "peak_memory_bytes": max(result["peak_memory_bytes"]), "bytes_per_step": sum(result["bytes_sent_per_step"]),
         **{key: result[key] for key in ("steps", "metrics", "fingerprint")},
         **{key: result[key] for key in ("idle_share", "idle_share_by_formula") if key in result},

@@ -52,7 +52,7 @@ class CellBar:
         if self._show is not None:
             self._show(self.html(read(), time.monotonic(), words))
         if self._show is not None and error is not None:
-            setattr(error, "_render_traceback_", lambda: [with_lines(f"{type(error).__name__}: {error}")])  # noqa: B010
+            setattr(error, "_render_traceback_", lambda: [once(with_lines(f"{type(error).__name__}: {error}"))])  # noqa: B010
 
     def html(self, readings: Mapping[int, Reading], now: float, ended: str = "") -> str:
         """Return the drawing at a time (`time.monotonic`); `ended` says how the launch ended, if it has."""
@@ -86,6 +86,13 @@ class CellBar:
         speed = (ahead.done - self._first[0]) / max(now - self._first[1], 1e-9)
         left = [f"{timedelta(seconds=round((ahead.last - ahead.done) / speed))} left"] if ahead.last else []
         return [f"{speed:,.1f} steps/s", *left]
+
+
+def once(text: str) -> str:
+    """Return a worker's error as notebooks show errors: where it happened, and below that, once, what it is."""
+    first, _, traceback = text.partition("\n\n")
+    place, _, last = traceback.rpartition("\n")
+    return f"{place}\n{first}" if place and first.endswith(last) else text
 
 
 def with_lines(text: str) -> str:

@@ -6,10 +6,12 @@ for all workers, so that two lines can never mix. Knows nothing about processes.
 
 import contextlib
 import errno
+import math
 import os
 import select
 import selectors
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
@@ -20,6 +22,8 @@ _READ_BYTES = 65536
 _LINE_BYTES = 65536
 # A process that escaped into another session may write for ever: never drain more than any pipe holds.
 _DRAIN_READS = 32
+_TOGETHER_S = 0.05
+"""Lines that come within this time after a pause stand in the order of the ranks: each says where it is."""
 
 
 @final
@@ -119,12 +123,18 @@ class OutputPump:
         stop_fd = self._stop_fds[0]
         with selectors.DefaultSelector() as selector:
             selector.register(stop_fd, selectors.EVENT_READ)
-            stopping, known = False, 0
+            stopping, known, copied, order = False, 0, -math.inf, {stop_fd: -1}
             while not stopping:
                 for stream in self._streams[known:]:
                     selector.register(stream.read_fd, selectors.EVENT_READ, stream)
+                    order[stream.read_fd] = known
                     known += 1
                 ready = [key for key, _ in selector.select()]
+                if time.monotonic() > copied + _TOGETHER_S and all(key.fd != stop_fd for key in ready):
+                    time.sleep(_TOGETHER_S)
+                    ready = [key for key, _ in selector.select(0)]
+                ready.sort(key=lambda key: order[key.fd])
+                copied = time.monotonic()
                 stopping = any(key.fd == stop_fd for key in ready) and not os.read(stop_fd, 1)
                 for key in ready:
                     if key.fd != stop_fd and not self._copy(key.data):

@@ -3,10 +3,13 @@
 In: what was typed, and the first bytes of files. Out: words for a message. Must not import torch.
 """
 
+import json
 import os
 import re
+import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _HEAD_BYTES = 1024
@@ -21,6 +24,31 @@ _OTHER_KINDS = {
     ".pt": ("saved weights", "give the path of the script."),
     ".pyc": ("a compiled file", "give the path of its .py file."),
 }
+
+
+def instead_of_recipe(typed: str, recipes: Iterable[str]) -> str:
+    """Return what to write where this was typed in place of a recipe: a script, a directory of a run, another path."""
+    path = Path(typed)
+    if typed.endswith(".py") or os.path.isfile(typed):
+        return shlex.join(["unisono", "run", typed])
+    if command := of_a_run(path):
+        return f"{command} goes on with that run"
+    if "/" in typed or os.path.isdir(typed):
+        recipe = next((name for name in recipes if name in path.name), "RECIPE")
+        return f"{shlex.join(['unisono', 'train', recipe, '--out', typed])} keeps a run there, or goes on with it"
+    return "`unisono run SCRIPT` trains a model of your own"
+
+
+def of_a_run(path: Path) -> str:
+    """Return the command that goes on with the run of a directory; nothing where it is the directory of none."""
+    if os.path.isfile(path / "run.toml"):
+        return shlex.join(["unisono", "train", "--config", str(path), "--out", str(path)])
+    try:
+        told = json.loads((path / "program.json").read_text())
+        script = os.path.relpath(told["script"])
+        return shlex.join(["unisono", "run", told["script"] if script.startswith("..") else script, *told["args"]])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def names_us(path: str) -> bool:
@@ -38,6 +66,9 @@ def why_not_a_script(typed: str) -> str | None:
     if os.path.isdir(path):
         module = typed.strip("./").replace("/", ".") or "NAME"
         hint = f"-m {module} starts its __main__.py." if (path / "__main__.py").is_file() else _GIVE_PATH
+        if command := of_a_run(path):
+            shown = shlex.join(["unisono", "report", typed])
+            return f"got the directory of a run. Hint: {command} goes on with it; {shown} shows it."
         return f"got a directory (in {str(Path.cwd())!r}). Hint: {hint}"
     if not os.path.isfile(path):
         return f"got nothing (in {str(Path.cwd())!r}). Hint: {_meant(typed)}"

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, final
 
+from unisono.observe.speed import Speed
+
 if TYPE_CHECKING:  # rich is loaded by the process that shows something, when it does
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -16,7 +18,8 @@ PLAIN_EVERY_S = 5.0
 _DRAWN_EVERY_S = 0.1
 _SHORT_S = 0.5  # work that is done sooner is not worth a bar
 _WORTH_TELLING = 0.05  # a share of time that waits for data
-_WIDE, _MIDDLE = 100, 60  # columns with room for the whole line, and for all but the wait for data
+WIDEST, WIDE, _MIDDLE = 140, 100, 60
+"""Columns with room for the whole line; for one speed, and one reason why it is low; for one speed."""
 
 
 @final
@@ -28,7 +31,7 @@ class ProgressLine:
         words: Says where a step is, as ``epoch 1/3``.
         first_step: Steps done before (resume).
         is_shown: False on all ranks but the leader, and in silence.
-        speed: Returns samples per second of the last steps, None before the first one.
+        speed: Returns the speed of the last steps, None before the first one.
         data_share: Says which share of the time, 0 to 1, was spent waiting for data; asked only when it is shown.
 
     Attributes:
@@ -42,7 +45,7 @@ class ProgressLine:
         *,
         first_step: int = 0,
         is_shown: bool = True,
-        speed: Callable[[], float | None] = lambda: None,
+        speed: Callable[[], Speed | None] = lambda: None,
         data_share: Callable[[], float] | None = None,
     ) -> None:
         self._speed, self._data_share, self._first = speed, data_share, first_step
@@ -76,7 +79,7 @@ class ProgressLine:
         epoch = self._words(step)
         if self._bar is not None and self._task is not None:
             width = self._bar.console.width
-            how_fast = pace(self._speed(), self._data(now) if width >= _WIDE else 0.0) if width >= _MIDDLE else ""
+            how_fast = pace(self._speed(), self._data(now), width) if width >= _MIDDLE else ""
             self._bar.update(self._task, completed=step, description=epoch, told=f"loss {loss:.4f}{how_fast}")
             return
         left = eta(now - self._start, step - self._first, self._total - step)
@@ -180,10 +183,19 @@ class WorkLine:
         self.close()
 
 
-def pace(speed: float | None, waiting: float) -> str:
-    """Return how fast the last steps were and which share of the time waits for data, as a line of progress goes on."""
-    told = "" if speed is None else f"  now {speed:,.0f} samples/s"
-    return told + (f"  data wait {waiting:.0%}" if waiting >= _WORTH_TELLING else "")
+def pace(speed: Speed | None, waiting: float, columns: int = WIDEST) -> str:
+    """Return how fast the last steps were and what held them up, as a line of progress goes on.
+
+    Args:
+        speed: Of the last steps.
+        waiting: Which share of the time, 0 to 1, waits for data.
+        columns: Of the terminal. With 140 there is room for both speeds and all reasons, with 100 for one reason.
+    """
+    told = f"data wait {waiting:.0%}" if waiting >= _WORTH_TELLING else ""
+    whys = [speed.spell_outside() if speed else "", told]
+    whys = [why for why in whys if why][: 2 if columns >= WIDEST else 1 if columns >= WIDE else 0]
+    fast = [] if speed is None else [speed.spell() if columns >= WIDEST else f"{speed.by_clock:,.0f} samples/s"]
+    return "".join(f"  {part}" for part in [*(f"now {each}" for each in fast), *whys])
 
 
 def eta(seconds: float, done: int, left: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.data.plans.batch_schedule import BatchSchedule
 from unisono.errors import ConfigError
+from unisono.launchers.program_files import instead_of_recipe
 from unisono.options.fields import DATA, JOB, OUTPUT, REPRODUCIBILITY, check, option, options_of
 from unisono.options.quantities import (
     BATCH,
@@ -98,7 +99,7 @@ class Options:
         None, "Largest magnitude of the gradient's elements, in place of a norm.", of=CLIP, group=JOB, scored=True
     )
     lr: float | None = option(
-        None, "Learning rate in place of the preset's.", of=LEARNING_RATE, recipes=_TUNED, scored=True
+        None, "Learning rate in place of the preset's.", of=LEARNING_RATE, recipes=("digits", *_TUNED), scored=True
     )
     precision: str = option(
         "fp32", "Compute under autocast, with any strategy; fp16 scales the loss; other bits.", *PRECISIONS, group=JOB
@@ -189,8 +190,7 @@ class Options:
         for name, item in options_of(Options).items():
             if item.recipes and self.recipe not in item.recipes and self.given(name) is not None:
                 told = f"recipe {self.recipe!r} has no use for {item.flag}, which is for {', '.join(item.recipes)}. "
-                presets = ", ".join(preset.name for preset in recipe.presets)
-                raise ConfigError(f"{told}Hint: leave it out; a preset decides ({presets}).")
+                raise ConfigError(f"{told}Hint: leave it out, or: unisono train {item.recipes[0]} {item.flag} ...")
 
     def given(self, name: str) -> Any:
         """Return an option's value, None where it was left at its default."""
@@ -277,7 +277,7 @@ class Options:
 def find(name: str) -> Recipe:
     """Return a recipe by name; `ConfigError` names the nearest where there is none."""
     if name not in RECIPES:
-        hint = nearest(name, RECIPES) or " Hint: `unisono run SCRIPT` trains a model of your own."
+        hint = ("" if "/" in name else nearest(name, RECIPES)) or f" Hint: {instead_of_recipe(name, RECIPES)}."
         raise ConfigError(f"expected one of the recipes {', '.join(RECIPES)}, got {name!r}.{hint}")
     return RECIPES[name]
 

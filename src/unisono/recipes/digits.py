@@ -45,5 +45,5 @@ def train(options: Options) -> dict[str, Any]:
             inputs={"kind": "images", "shape": [8, 8, 1], "levels": LEVELS},
         )  # fmt: skip
         model = build()
-        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3 if options.lr is None else options.lr)
         return fit(run, options, model, optimizer, train_set, test_set, file=file, loss=nn.CrossEntropyLoss())

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from unisono.observe.speed import speed_in
 from unisono.report.charts import SMOOTH, Series, mean_of, smooth
 from unisono.report.content import (
     Chart,
@@ -50,7 +51,9 @@ def _what(run: RunView) -> str:
     told = f"{_strategy(run)}, {run.score.get('replicas', '?')} replicas, batches of {batch}"
     told += f", {counted(run.result['epochs'], 'epoch')}" if run.result.get("epochs") else ""
     told += f", {run.worlds()} workers{run.changes()}" if run.worlds() != "1" else ", 1 worker"
-    return f"{told}, {seconds} of training." if seconds else f"{told}."
+    speed = speed_in(run.result)
+    told += f", {seconds} of training" if seconds else ""
+    return f"{told}, mean {speed.spell()}." if speed else f"{told}."
 
 
 def compare_section(runs: Sequence[RunView]) -> Section:
@@ -107,7 +110,7 @@ def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Cha
     yield from _lines("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
                       finding=_extremes(names, ends, "mean loss of the last 10 steps"))  # fmt: skip
     yield from _lines("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
-                      y_label="samples a second", note=f"Medians of {SMOOTH} steps.",
+                      y_label="samples a second, within steps", note=f"Medians of {SMOOTH} steps.",
                       finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
 
 
@@ -135,7 +138,8 @@ def _overview(run: RunView) -> Table:
         ["replicas", str(run.score.get("replicas", "?"))],
         ["batch size", str(run.score.get("batch_size", "?"))],
         ["steps", spell_count(len(run.ledger))],
-        ["samples a second within steps", _number(result.get("samples_per_s"))],
+        ["samples a second by the clock", _number(result.get("samples_per_s"))],
+        ["samples a second within steps", _number(result.get("samples_per_s_within"))],
         ["wall time of the last launch", _seconds(result.get("wall_s"))],
     ]
     totals = result.get("totals")
@@ -165,6 +169,11 @@ def _findings(run: RunView) -> Iterator[Remark]:
     yield from _interruptions(run)
     if run.environment.get("drifted"):
         yield Remark(text="The environment has changed during the run; see Environment.", tone="alarm")
+    speed = speed_in(run.result)
+    if speed and speed.is_held_up:
+        yield Remark(
+            text=f"{speed.spell_outside()}: evaluations, checkpoints, or the program's own code between steps."
+        )
     if not run.phases:
         yield Remark(text="No step phases were recorded: nothing is known of where the time went.")
         return
@@ -236,7 +245,7 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
         f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "
         f"{spell_count(round(values[len(values) // 10]))} or less in the slowest tenth."
     )
-    yield from _lines("Throughput", lines, finding=finding, y_label="samples a second")
+    yield from _lines("Throughput", lines, finding=finding, y_label="samples a second, within steps")
 
 
 def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart]:

@@ -15,7 +15,7 @@ from unisono.observe.damage import describe_damage
 from unisono.observe.ledger import read_lines
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import samples_per_s, seconds_within
+from unisono.observe.speed import seconds_within, speed_of
 from unisono.scaling.study import STEP_PHASES
 from unisono.system.processes import boot_id, look_at
 
@@ -96,10 +96,11 @@ class RunView:
         """Return (step, samples per second within it)."""
         sizes = {line["step"]: line["num_samples"] for line in self.ledger}
         return [
-            (step, speed)
+            (step, speed.within)
             for step, records in self.final_phases().items()
             if step in sizes
-            and (speed := samples_per_s([(sizes[step], max(seconds_within(each.ns) for each in records) / 1e9)]))
+            and (seconds := max(seconds_within(each.ns) for each in records) / 1e9)
+            and (speed := speed_of([(sizes[step], seconds, seconds)]))
         ]
 
     def led(self) -> list[StepPhases]:

@@ -25,6 +25,7 @@ _OTHER_WORDS = {
         "save",
         "save-path",
         "model-dir",
+        "html",
     ),
     "clip-norm": ("max-grad-norm", "grad-clip", "clip-grad", "gradient-clip-val"),
     "workers": ("num-processes", "nproc-per-node", "nproc", "nprocs", "num-gpus", "world-size", "np"),

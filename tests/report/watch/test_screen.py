@@ -2,21 +2,24 @@
 
 import io
 import json
+import os
 import re
+import time
 
 import pytest
 from rich.console import Console
 
 from report.made_runs import make_run
-from unisono.report.watch.screen import curve, draw, headline, verdict
+from unisono.report.watch.screen import curve, draw
 from unisono.report.watch.state import WatchedRun
+from unisono.report.watch.told import events, held_up, verdict
 from unisono.system.processes import boot_id
 
 
-def shown(runs, width):
+def shown(runs, width, *more):
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None)
-    console.print(draw(runs, width))
+    console.print(draw(runs, width, *more))
     return out.getvalue()
 
 
@@ -35,7 +38,7 @@ def test_the_screen_has_room(width, tmp_path):
     run = WatchedRun(make_run(tmp_path / "run", workers=3, slow=1, launches=((1, 40), (31, 60))))
     text = shown([run], width)
     assert max(map(len, text.splitlines())) <= width
-    for word in ("run finished", "step 60", "slow", "launch 2", "10 steps computed again", "free on the disk"):
+    for word in ("run finished", "step 60", "slow", "launch 2", "10 steps computed again", "of disk free"):
         assert word in " ".join(text.replace("│", " ").split()), word
 
 
@@ -44,11 +47,74 @@ def test_a_narrow_screen_breaks_nothing(tmp_path):
     run = WatchedRun(make_run(tmp_path / "run", result=False, last_step=460))
     lines = [line.strip("│ ") for line in shown([run], 40).splitlines()]
     assert "step 60 of 460  epoch 1" in lines
-    assert "now 1,778 samples/s" in lines
+    assert "last 1,693 samples/s  1,778 in steps" in lines
     assert "loss, steps 1 to 60, log scale" in lines
     assert "0   37.8 ms  FFFFBBBBBBBRRC" in [line.rstrip() for line in lines]
     assert [line for line in lines if line.startswith("test_accuracy") and line.endswith("█ 0.9833")]
     assert not [line for line in lines if "…" in line]
+
+
+@pytest.mark.parametrize("height", [10, 14, 18, 22, 30, 60])
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_the_screen_is_no_higher_than_the_terminal(width, height, tmp_path):
+    """What there are no lines for is left out: curve, ranks and scores before the last event; the keys are told."""
+    path = make_run(tmp_path / "run", workers=8, result=False, launches=((1, 40), (31, 60)))
+    text = shown([WatchedRun(path)], width, height, "q ends it")
+    lines = text.splitlines()
+    if (width, height) != (40, 10):  # there even the least takes more
+        assert len(lines) <= height
+    assert lines[-1].endswith("q ends it ─╯")
+    assert "launch 2: 8 workers from step" in " ".join(text.replace("│", " ").split())
+    assert "scores: last" in text or height < 30
+    assert "scores: last" not in text or height > 10
+
+
+def test_several_runs_stand_side_by_side(tmp_path):
+    """In a table, with as many columns as there is room for; where there are no lines for more, it stands alone."""
+    runs = [WatchedRun(make_run(tmp_path / name, last_step=120)) for name in ("first", "second")]
+    head, *rows = [line.split() for line in shown(runs, 100).splitlines()[:3]]
+    assert head == ["run", "state", "step", "loss", "samples/s", "left", "test_accuracy"]
+    assert rows == [
+        [name, "finished", "60", "of", "120", "0.0333", "1,600", "-", "0.9833"] for name in ("first", "second")
+    ]
+    assert shown(runs, 40).splitlines()[0].split() == ["run", "state", "step", "loss"]
+    *_, last = alone = shown(runs, 100, 12, "q ends it").splitlines()
+    assert len(alone) == 4
+    assert last == "unisono watch RUN shows one run by itself · q ends it"
+
+
+def test_what_holds_it_up(tmp_path):
+    """Where the time outside of steps goes, and what takes a slow rank longer than the others."""
+    run = WatchedRun(make_run(tmp_path / "run", result=False, slow=1, other=90))
+    outside, slow = held_up(run)
+    assert outside == "72% of the time is outside of steps: the program's own code 70%, checkpoints 1%"
+    assert slow == "rank 1 is slow: forward takes 20 ms, in the other ranks 10 ms"
+    assert outside in shown([run], 100)
+    assert list(held_up(WatchedRun(make_run(tmp_path / "usual")))) == []
+
+
+def test_events_have_their_time(tmp_path):
+    """With the date, where that is more than a day ago; in the order in which they happened."""
+    path = make_run(tmp_path / "run", launches=((1, 40), (31, 60)))
+    (told,) = events(WatchedRun(path))
+    assert re.fullmatch(r"\d\d\d\d-\d\d-\d\d \d\d:\d\d launch 2: 2 workers from step 31, 10 steps computed again", told)
+    for file in (path / "phases").iterdir():
+        now = time.time_ns()
+        file.write_text(re.sub(r'"wall_ns": \d+', f'"wall_ns": {now}', file.read_text()))
+    (told,) = events(WatchedRun(path))
+    assert re.match(r"\d\d:\d\d:\d\d launch 2: ", told)
+
+
+def test_the_last_checkpoint(tmp_path):
+    """Its step and its age, of a run that may still be killed."""
+    path = make_run(tmp_path / "run", result=False)
+    assert "checkpoint:" not in shown([WatchedRun(path)], 80)
+    place = path / "checkpoints" / "step-00000040.0123abcd"
+    place.mkdir(parents=True)
+    os.utime(place, (time.time() - 3600, time.time() - 3600))
+    assert "checkpoint: step 40, 60 min ago" in shown([WatchedRun(path)], 80)
+    facts = WatchedRun(path).facts()
+    assert (facts["checkpoint_step"], facts["checkpoint_age_s"]) == (40, pytest.approx(3600, abs=60))
 
 
 def test_a_wide_screen_has_two_columns(tmp_path):
@@ -66,15 +132,6 @@ def test_many_ranks_and_runs(tmp_path):
     text = shown([many, other], 100)
     assert "4 more" in text
     assert text.index("many finished") < text.index("other finished")
-
-
-def test_the_headline(tmp_path):
-    """One line for the page."""
-    run = WatchedRun(make_run(tmp_path / "run"))
-    assert headline(run) == (
-        "run finished: loss from 0.5858 to 0.03613 · step 60, epoch 1, mean 1,600 samples/s · "
-        "loss 0.0333  test_accuracy 0.9833"
-    )
 
 
 def test_the_first_line_says_how_it_does(tmp_path, monkeypatch):
@@ -156,7 +213,10 @@ def test_what_a_killed_run_says(tmp_path):
         text = shown([WatchedRun(each)], 80)
         assert ("not finished, no checkpoint: the same command starts from the beginning" in text) is is_told
     (path / "checkpoints" / "step-00000040.0123abcd").mkdir(parents=True)
-    assert "not finished: the same command goes on after step 40" in shown([WatchedRun(path)], 80)
+    (path / "run.toml").touch()
+    text = shown([WatchedRun(path)], 200)
+    assert "not finished: the same command goes on after step 40" in text
+    assert f"next: unisono train --config {path} --out {path} " in text
 
 
 def test_hostile_names(tmp_path):
@@ -164,7 +224,7 @@ def test_hostile_names(tmp_path):
     path = make_run(tmp_path / "[red]x\x1b[2J\u202e")
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 60, "epoch": 0, "values": {"[blink]\\u001b[2J": 1.0}}\n')
-    text = shown([WatchedRun(path)], 100) + headline(WatchedRun(path))
+    text = shown([WatchedRun(path)], 100)
     assert "[red]x" in text
     assert "[blink]" in text
     assert "\x1b" not in text

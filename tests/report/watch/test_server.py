@@ -49,7 +49,10 @@ def test_it_follows(tmp_path):
     with serving(path) as server:
         with ask(server, "/events") as events:
             first = json.loads(events.readline().removeprefix(b"data: "))
-            assert first["runs"][0]["line"].startswith("run finished: loss from 0.5858 to 0.03613 · step 60")
+            (told,) = first["runs"]
+            assert (told["name"], told["state"], told["verdict"]) == ("run", "finished", "loss from 0.5858 to 0.03613")
+            assert told["facts"][:3] == ["step 60", "epoch 1", "mean 1,600 samples/s"]
+            assert (told["tone"], told["notes"]) == ("good", [])
             line = {"step": 61, "epoch": 0, "num_samples": 64, "loss": (0.5).hex()}
             with (path / "ledger.jsonl").open("a") as ledger:
                 ledger.write(json.dumps(line) + "\n")
@@ -72,6 +75,16 @@ def test_hostile_names(tmp_path):
         assert "onload=alert" not in frame.replace("&lt;svg onload=alert(1)&gt;", "")
         (path / "score.json").write_text("rubbish")
         assert "score.json" in ask(server, "/report").read().decode()
+
+
+def test_a_long_report_is_drawn_rarely(tmp_path):
+    """At most a tenth of the time is spent on reports; a short one comes every five seconds."""
+    with serving(make_run(tmp_path / "run")) as server:
+        assert server.report_every_s == 5
+        ask(server, "/report").read()
+        assert server.took_s > 0
+        server.took_s = 8.0
+        assert server.report_every_s == 80
 
 
 def test_a_taken_port(tmp_path):

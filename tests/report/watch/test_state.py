@@ -9,8 +9,9 @@ import pytest
 from report.made_runs import make_run
 from unisono.errors import ConfigError
 from unisono.report.run_view import read_run
-from unisono.report.watch.screen import _events
+from unisono.report.watch.ranks import Slow
 from unisono.report.watch.state import MOST_POINTS, WatchedRun
+from unisono.report.watch.told import events
 from unisono.system.processes import boot_id, look_at
 
 
@@ -32,10 +33,12 @@ def test_a_finished_run(tmp_path):
 
 
 def test_how_fast_it_is_now(tmp_path):
-    """Over the last 50 steps, and the time within them alone: no evaluation, no checkpoint, no pause between two."""
+    """By the clock over the last 50 steps, checkpoints and the pauses between them too; and within steps alone."""
     path = make_run(tmp_path / "run", result=False, other=50)  # the loop's own body
     facts = WatchedRun(path).facts()
-    assert (facts["samples_per_s"], facts["speed_is"]) == (pytest.approx(64 / 0.036), "now")
+    clock_s = 50 * (0.036 + 0.050) + 3 * 0.030
+    assert (facts["samples_per_s"], facts["speed_is"]) == (pytest.approx(50 * 64 / clock_s, abs=0.05), "now")
+    assert facts["samples_per_s_within"] == pytest.approx(64 / 0.036, abs=0.05)
     assert read_run(path).throughput() == [(step, pytest.approx(64 / 0.036)) for step in range(1, 61)]
 
 
@@ -67,7 +70,7 @@ def test_a_damaged_ledger(tmp_path):
     (path / "run.lock").write_text(holder(2**22 + 1))
     assert "breaks off within line 61" in run.facts()["damage"]
     assert "goes on after the checkpoint of step 40" in run.damage()
-    assert any("breaks off within line 61" in line for line in _events(run))
+    assert any("breaks off within line 61" in line for line in events(run))
     (path / "ledger.jsonl").write_text(whole)
     assert run.damage() is None
 
@@ -93,7 +96,7 @@ def test_launches_and_slow_ranks(tmp_path):
     run = WatchedRun(make_run(tmp_path / "run", launches=((1, 40), (31, 60)), slow=1))
     assert [launch[0] for launch in run.launches] == [1, 2]
     assert run.launches[1] == (2, 2, 31, 40)
-    assert run.slowest() == 1
+    assert run.slowest() == Slow(1, "forward", pytest.approx(0.020), pytest.approx(0.010))
     assert WatchedRun(make_run(tmp_path / "even")).slowest() is None
     waiting = make_run(tmp_path / "waiting", slow=1, other=900)  # 10 of 936 ms
     assert WatchedRun(waiting).slowest() is None
@@ -110,6 +113,10 @@ def test_a_rank_that_the_others_left_behind(tmp_path):
     run = WatchedRun(path)
     assert run.lost() == [2]
     assert run.facts()["workers"] == 2
+    file.write_text(lines[0])  # it was killed before it wrote a step
+    run = WatchedRun(path)
+    assert run.lost() == [2]
+    assert [told.partition("rank")[2] for told in events(run)] == [" 2 is gone; it has written no step"]
 
 
 def test_a_launch_without_a_step(tmp_path):
@@ -138,6 +145,8 @@ def test_a_rank_that_has_joined(tmp_path):
     (path / "phases" / "rank-2.jsonl").write_text("\n".join([head.replace('"rank": 1', '"rank": 2'), *lines[40:], ""]))
     run = WatchedRun(path)
     assert (run.joined(), run.ranks[2].first, run.lost()) == ([2], 41, [])
+    (path / "phases" / "rank-3.jsonl").write_text(head.replace('"rank": 1', '"rank": 3') + "\n")
+    assert WatchedRun(path).joined() == [2]  # the other has done no step yet
 
 
 def test_a_long_run_stays_small(tmp_path):
@@ -153,4 +162,4 @@ def test_no_run(tmp_path):
         WatchedRun(tmp_path)
     (tmp_path / "run.lock").write_text(holder(os.getpid()))
     run = WatchedRun(tmp_path)
-    assert (run.state, run.losses, run.samples_per_s) == ("starting", [], None)
+    assert (run.state, run.losses, run.speed) == ("starting", [], None)

@@ -3,10 +3,13 @@
 import json
 import math
 import pathlib
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import unisono
 from unisono.checkpoint.store import list_steps
@@ -49,6 +52,23 @@ def test_totals_over_launches(toy, tmp_path):
     assert (totals["launches"], totals["steps"], totals["samples"]) == (3, 15, 168)
     toy.train(out=tmp_path, epochs=3)
     assert result_of(tmp_path)["totals"] == totals
+
+
+def test_the_speed_is_that_of_the_clock_in_loops(toy, tmp_path, monkeypatch):
+    """What the loop's body takes counts; what comes before the loop, and between two, does not."""
+    passed = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + passed[0])
+    monkeypatch.setattr("unisono.train.run_directory.usage.time", clock)
+    with toy.run(out=tmp_path) as (run, model, _):
+        for epochs in (1, 2):
+            passed[0] += 1e6
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=epochs):
+                passed[0] += 100
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+    told = result_of(tmp_path)
+    seconds = told["totals"]["samples"] / told["samples_per_s"]
+    assert 1000 <= seconds + 0.5 < 2000  # ten steps
+    assert told["samples_per_s_within"] > told["samples_per_s"]
 
 
 def test_a_lost_result_is_written_anew_with_the_totals(toy, tmp_path):

@@ -1,20 +1,20 @@
-"""What `unisono watch` draws in a terminal: plain values to text, by rich."""
+"""What `unisono watch` draws in a terminal: plain values to text, by rich; within the terminal's lines."""
 
+import io
 import itertools
 import math
-import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
-from unisono.report.content import diverges, ends_of, trend_of
-from unisono.report.run_view import newest_checkpoint
-from unisono.report.watch.state import RankState, WatchedRun, plain
-from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
+from unisono.report.watch.ranks import RankState
+from unisono.report.watch.state import WatchedRun
+from unisono.report.watch.told import ended, events, held_up, progress, room, setup, spell_clock, spelt, values, verdict
+from unisono.system.words import counted, spell_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -30,6 +30,7 @@ _GAP = 3
 _MOST_BAR = 60
 _MOST_RANKS = 16
 _MOST_SCORES = 4
+_MOST_EVENTS = 12
 _LEAST_CURVE = 8
 
 
@@ -70,48 +71,111 @@ def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> l
     return [round((value - low) / ((high - low) or 1.0) * (8 * height - 1)) + 1 for value in heights]
 
 
-def draw(runs: Sequence[WatchedRun], width: int) -> "Group":
-    """Return the screen."""
-    from rich.console import Group
+@final
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How much of a run is drawn: lines of its curve, last events, ranks, scores, and what the letters of bars mean."""
 
-    return Group(*(_panel(run, width - 4, 5 if len(runs) == 1 else 3) for run in runs))
+    curve: int
+    events: int = _MOST_EVENTS
+    ranks: int = _MOST_RANKS
+    scores: int = _MOST_SCORES
+    legend: bool = True
 
 
-def _panel(run: WatchedRun, width: int, height: int) -> "Panel":
+_SIZES = (
+    *(_Size(lines) for lines in (8, 7, 6, 5, 4, 3)),
+    *(_Size(3, events, ranks) for events, ranks in ((6, 16), (3, 16), (3, 8), (2, 4))),
+    *(_Size(lines, 2, 4, scores, legend=False) for lines, scores in ((3, 2), (2, 2), (2, 0))),
+    *(_Size(2, events, ranks, 0, legend=False) for events, ranks in ((1, 2), (1, 0))),
+    _Size(0, 1, 0, 0, legend=False),
+)
+"""From the largest to the smallest: the first one for which the terminal has lines is drawn."""
+
+
+def draw(runs: Sequence[WatchedRun], width: int, height: int | None = None, keys: str = "") -> "Group":
+    """Return the screen: several runs in a table, and below it each by itself, as far as there is room.
+
+    Args:
+        runs: The runs.
+        width: Columns of the terminal.
+        height: Its lines; None: as many as it takes.
+        keys: Which keys do what, to be shown in the frame.
+    """
+    from rich.console import Console, Group
+    from rich.text import Text
+
+    several = [side_by_side(runs, width)] if len(runs) > 1 else []
+    console = Console(file=io.StringIO(), width=width)
+    for size in _SIZES[3:] if height is None else _SIZES:
+        found = Group(*several, *(_panel(run, width - 4, size, keys) for run in runs))
+        if height is None or len(console.render_lines(found)) <= height:
+            return found
+    below = " · ".join(filter(None, ["unisono watch RUN shows one run by itself", keys]))
+    return Group(*several, Text(below, style="dim")) if several else found
+
+
+def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
+    """Return several runs in a table: what matters most at the left, as many columns as there is room for."""
+    from rich.table import Table
+
+    scores = [name for name in dict.fromkeys(itertools.chain(*(run.metrics for run in runs))) if name[:2] != "lr"]
+    columns: dict[str, list[str]] = {
+        "run": [run.name[:24] for run in runs],
+        "state": [run.state for run in runs],
+        "step": [f"{run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "") for run in runs],
+        "loss": [spelt(run.losses[-1][1]) if run.losses else "-" for run in runs],
+        "samples/s": ["-" if (speed := run.speed) is None else f"{speed.by_clock:,.0f}" for run in runs],
+        "left": ["-" if (eta_s := run.eta_s) is None else spell_clock(eta_s) for run in runs],
+    } | {name: [spelt(run.metrics[name]) if name in run.metrics else "-" for run in runs] for name in scores}
+    table, used = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), 0
+    fitting = []
+    for name, cells in columns.items():
+        used += max(map(len, [name, *cells])) + 2
+        if used - 2 > width:
+            break
+        fitting.append(cells)
+        table.add_column(name, header_style="dim", no_wrap=True, justify="left" if len(fitting) < 3 else "right")
+    for row in zip(*fitting, strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "") -> "Panel":
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
-    facts = run.facts()
-    state = facts["state"]
+    state = run.state
     told, style = verdict(run)
-    parts: list[Text | Table] = [Text(told, style=style), *(Text(line) for line in _where(run, width))]
+    parts: list[RenderableType] = [Text(told, style=style), *(Text(line) for line in _where(run, width))]
+    parts += [Text(line, style="yellow") for line in held_up(run)]
     is_wide = width >= _SIDE_BY_SIDE
     half = (width - _GAP) // 2 if is_wide else width
-    left: list[Text | Table] = [*_loss(run, half, height + 3 * is_wide)]
-    right: list[Text | Table] = [Text(line) for line in _scores(run, half)]
-    if run.ranks:
-        right += [_ranks(run, half), *_legend(run, half)]
+    left: list[RenderableType] = [*_loss(run, half, size.curve + 3 * (is_wide and size.curve > 0))]
+    right: list[RenderableType] = [Text(line) for line in _scores(run, half, size.scores)]
+    if run.ranks and size.ranks:
+        right += [_ranks(run, half, size.ranks), *(_legend(run, half) if size.legend else ())]
     parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
-    parts += [Text(line, style="yellow") for line in _events(run)]
-    used = facts["leader_memory_bytes"]
-    room = [f"{spell_bytes(facts['disk_free_bytes'])} free on the disk"]
-    room += [f"{spell_bytes(used)} of memory in the leader"] if used else []
-    parts += [Text(line, style="dim") for line in _packed(room, width)]
+    happened = list(events(run))
+    more = [counted(len(happened) - size.events, "earlier event")] if len(happened) > size.events else []
+    parts += [Text(line, style="yellow") for line in [*more, *happened[-size.events :]]]
+    parts += [Text(line, style="dim") for line in _packed(room(run), width)]
     title = Text.assemble((run.name, "bold"), " ", (state, _TONES.get(state, "red")))
-    return Panel(Group(*parts), title=title, title_align="left")
+    below = Text(keys, style="dim") if keys else None
+    return Panel(Group(*parts), title=title, title_align="left", subtitle=below, subtitle_align="right")
 
 
 def _loss(run: WatchedRun, width: int, height: int) -> "Iterator[Text]":
     from rich.text import Text
 
-    if run.losses:
+    if run.losses and height:
         scale = ", log scale" if min(loss for _, loss in run.losses) > 0 else ""
         yield Text(f"loss, steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}{scale}", style="dim")
         yield from map(Text, curve(run.losses, width, height))
 
 
-def _beside(left: "Iterable[Text | Table]", right: "Iterable[Text | Table]", width: int) -> "Table":
+def _beside(left: "Iterable[RenderableType]", right: "Iterable[RenderableType]", width: int) -> "Table":
     """Return two columns of `width` each."""
     from rich.console import Group
     from rich.table import Table
@@ -121,59 +185,6 @@ def _beside(left: "Iterable[Text | Table]", right: "Iterable[Text | Table]", wid
     table.add_column(width=width)
     table.add_row(Group(*left), Group(*right))
     return table
-
-
-def headline(run: WatchedRun) -> str:
-    """Return one line: the run, its state, what is to be known of it, how far and how fast it is, its last values."""
-    told = f"{run.name} {run.state}: {verdict(run)[0]} · {', '.join(_progress(run))} · {'  '.join(_listed(run))}"
-    return told.rstrip(" ·")
-
-
-def verdict(run: WatchedRun) -> tuple[str, str]:
-    """Return in one sentence how a run does, and the style in which it is shown: red where something is to be done."""
-    facts, state = run.facts(), run.state
-    ends = ends_of(run.losses)
-    loss = f"loss from {ends[0]:.4g} to {ends[1]:.4g}" if ends else "no loss yet"
-    if state == "ended":
-        saved = newest_checkpoint(run.path)
-        how = f"goes on after step {saved}" if saved else "starts from the beginning"
-        told = f"not finished{'' if saved else ', no checkpoint'}: the same command {how}"
-        return f"{told}; {loss}: it diverges" if diverges(run.losses) else told, "bold red"
-    if diverges(run.losses):
-        return f"the loss diverges: {loss}. Lower the learning rate, or set clip_norm", "bold red"
-    if state in {"finished", "stopped"}:
-        return loss, "bold green"
-    if state == "silent":
-        return "no step for long: it waits, or was killed on another machine", "bold red"
-    if state == "starting":
-        return "no step yet", "bold cyan"
-    trend = trend_of(run.losses)
-    parts = ["on track" if facts["eta_s"] is None else f"on track: {timedelta(seconds=round(facts['eta_s']))} left"]
-    parts += [f"loss {trend}"] if trend else []
-    parts += [f"rank {facts['slowest']} is slow"] if facts["slowest"] is not None else []
-    return ", ".join(parts), "bold cyan"
-
-
-def _progress(run: WatchedRun) -> Iterator[str]:
-    facts = run.facts()
-    yield f"step {run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "")
-    yield f"epoch {facts['epoch']}"
-    if facts["samples_per_s"]:
-        yield f"{facts['speed_is']} {spell_count(round(facts['samples_per_s']))} samples/s"
-    if facts["state"] in {"silent", "ended"} and math.isfinite(run.silent_s):
-        yield f"last step {spell_seconds(run.silent_s)} ago"
-
-
-def _listed(run: WatchedRun) -> list[str]:
-    """Return the last values, each with its name; the only learning rate is called ``lr``."""
-    found = ({"loss": run.losses[-1][1]} if run.losses else {}) | run.metrics
-    if "lr/1" not in found:
-        found = {"lr" if key == "lr/0" else key: value for key, value in found.items()}
-    return [f"{key} {_spelt(value)}" for key, value in found.items()]
-
-
-def _spelt(value: float) -> str:
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def _packed(entries: Iterable[str], width: int) -> Iterator[str]:
@@ -189,52 +200,37 @@ def _packed(entries: Iterable[str], width: int) -> Iterator[str]:
         yield line
 
 
-def _scores(run: WatchedRun, width: int) -> Iterator[str]:
+def _scores(run: WatchedRun, width: int, most: int) -> Iterator[str]:
     """Yield a small curve of each metric that has been measured more than once; of learning rates none."""
     found = [(name, [value for _, value in points if math.isfinite(value)])
              for name, points in run.history.items() if not name.startswith("lr")]  # fmt: skip
-    found = [(name[:24], values) for name, values in found if len(values) > 1][:_MOST_SCORES]
+    found = [(name[:24], values) for name, values in found if len(values) > 1][:most]
     names = max((len(name) for name, _ in found), default=0)
     if found:
         yield "scores: last (lowest to highest)"
-    for name, values in found:
-        told = f"{_spelt(values[-1])} ({_spelt(min(values))} to {_spelt(max(values))})"
+    for name, measured in found:
+        told = f"{spelt(measured[-1])} ({spelt(min(measured))} to {spelt(max(measured))})"
         if width - names - len(told) - 2 < _LEAST_CURVE:
-            told = _spelt(values[-1])
+            told = spelt(measured[-1])
         columns = max(_LEAST_CURVE, min(40, width - names - len(told) - 2))
-        cells = "".join(_EIGHTHS[eighth] for eighth in _eighths(_spread(values, columns), 1))
+        cells = "".join(_EIGHTHS[eighth] for eighth in _eighths(_spread(measured, columns), 1))
         yield f"{name:<{names}} {cells} {told}"
 
 
 def _where(run: WatchedRun, width: int) -> Iterator[str]:
     """Yield how far it is, and how well."""
-    name = (run.score.get("strategy") or {}).get("name", "exact")
-    facts = run.facts()
-    workers = counted(facts["workers"], "worker")
-    if run.score:
-        yield f"{name}, {run.score.get('replicas', '?')} replicas" + f" on {workers}" * bool(run.ranks)
-    yield from _packed(_progress(run), width)
+    if told := setup(run):
+        yield told
+    yield from _packed(progress(run), width)
     if run.num_steps and "stopped_by" not in run.result:
         share = min(1.0, run.step / run.num_steps)
         full = round(share * (width - 7))
         yield "█" * full + "░" * (width - 7 - full) + f" {share:5.0%}"
-    yield from _packed(_listed(run), width)
-    if facts["state"] in {"finished", "stopped"}:
-        yield from _packed(_ended(run), width)
+    yield from _packed(values(run), width)
+    yield from _packed(ended(run), width)
 
 
-def _ended(run: WatchedRun) -> Iterator[str]:
-    """Yield what a run that has ended leaves, and what to do next."""
-    if isinstance(why := run.result.get("stopped_by"), str):
-        yield f"stopped by its program: {why}"
-    if isinstance(seconds := run.result.get("wall_s"), int | float):
-        yield f"took {spell_seconds(seconds)} (last launch)"
-    if isinstance(fingerprint := run.result.get("fingerprint"), str):
-        yield f"fingerprint {fingerprint[:16]}..."
-    yield f"next: {shlex.join(['unisono', 'report', plain(str(run.path))])}"
-
-
-def _ranks(run: WatchedRun, width: int) -> "Table":
+def _ranks(run: WatchedRun, width: int, most: int) -> "Table":
     """Return where each rank's time goes, of its last steps."""
     from rich.table import Table
     from rich.text import Text
@@ -243,14 +239,14 @@ def _ranks(run: WatchedRun, width: int) -> "Table":
     bar = max(8, min(_MOST_BAR, width - len("rank  one step    slow")))
     for name in ("rank", "one step", "time goes to", ""):
         table.add_column(name, header_style="dim", justify="left" if name.startswith("time") else "right")
-    lost, slowest = run.lost(), run.slowest()
-    for number, rank in sorted(run.ranks.items())[:_MOST_RANKS]:
+    lost, slow = run.lost(), run.slowest()
+    for number, rank in sorted(run.ranks.items())[:most]:
         phases = rank.phases()
-        note = "gone" if number in lost else "slow" if number == slowest else ""
+        note = "gone" if number in lost else "slow" if slow and number == slow.rank else ""
         took = spell_seconds(sum(phases.values())) if phases else "-"
         table.add_row(str(number), took, _bar(rank, bar), Text(note, style="yellow"))
-    if len(run.ranks) > _MOST_RANKS:
-        table.add_row("...", "", Text(f"{len(run.ranks) - _MOST_RANKS} more"), "")
+    if len(run.ranks) > most:
+        table.add_row("...", "", Text(f"{len(run.ranks) - most} more"), "")
     return table
 
 
@@ -280,19 +276,3 @@ def _bar(rank: RankState, columns: int) -> "Text":
         out.append(phase[0].upper() * (upto - drawn), style=f"{_COLOURS.get(phase, 'white')} reverse")
         drawn = upto
     return out
-
-
-def _events(run: WatchedRun) -> Iterator[str]:
-    """Yield what has disturbed the run."""
-    for number, world_size, first, before in run.launches[1:]:
-        if first:
-            again = f", {counted(before - first + 1, 'step')} computed again" if before >= first else ""
-            yield f"launch {number}: {counted(world_size, 'worker')} from step {first}{again}"
-    for number in run.lost():
-        yield f"rank {number} is gone; the last step it has written is {run.ranks[number].step}"
-    for number in run.joined():
-        yield f"rank {number} has joined in step {run.ranks[number].first}"
-    if damage := run.damage():
-        yield plain(damage)
-    if run.num_damaged:
-        yield f"{counted(run.num_damaged, 'line')} that no run writes"

@@ -18,24 +18,44 @@ from urllib.parse import parse_qs, urlsplit
 from unisono.errors import ConfigError, UnisonoError
 from unisono.report.page import render
 from unisono.report.sources import sections_of
-from unisono.report.watch.screen import headline
 from unisono.report.watch.state import WatchedRun
+from unisono.report.watch.told import ended, events, held_up, progress, room, setup, values, verdict
 
 _REPORT_EVERY_S = 5.0
+_TIMES_AS_LONG = 10
+"""So many times what the last report took passes before the next: a long run's takes seconds of the run's own cores."""
+_TONES = {"bold red": "bad", "bold green": "good"}
 _FRAME = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,"><style>
+:root{{--bad:#b00020;--good:#1b6e3c;--note:#7a5200}}
+@media (prefers-color-scheme:dark){{:root{{--bad:#ff8a80;--good:#7ddc9b;--note:#ffd180}}}}
 html,body{{height:100%;margin:0}}body{{display:flex;flex-direction:column;font:16px/1.5 system-ui,sans-serif}}
-#now{{padding:.6rem 1rem;border-bottom:1px solid #8888;overflow-wrap:anywhere}}progress{{width:100%}}
-iframe{{flex:1;border:0;width:100%}}</style></head><body><div id="now" role="status">connecting</div>
+#now{{padding:.6rem 1rem;border-bottom:1px solid #8888;overflow:auto;overflow-wrap:anywhere;max-height:45%}}
+#now>section+section{{border-top:1px solid #8884;margin-top:.5rem;padding-top:.5rem}}
+progress{{width:100%;display:block}}
+.facts{{font-variant-numeric:tabular-nums}}.facts span{{display:inline-block;margin-right:1.2em}}
+.faint{{opacity:.7;font-size:.9em}}.note{{color:var(--note)}}.bad{{color:var(--bad)}}.good{{color:var(--good)}}
+iframe{{flex:1;border:0;width:100%;min-height:0}}</style></head><body><div id="now" role="status">connecting</div>
 <iframe title="report" src="report?token={token}"></iframe><script nonce="{token}">
-const now=document.getElementById("now"),frame=document.querySelector("iframe")
+const now=document.getElementById("now"),frame=document.querySelector("iframe"),title=document.title
+const put=(to,name,text,of)=>{{const made=to.appendChild(document.createElement(name))
+made.textContent=text;if(of)made.className=of;return made}}
+const list=(to,words,of)=>{{const row=put(to,"div","",of);words.forEach(word=>put(row,"span",word))}}
+const show=run=>{{const part=document.createElement("section"),top=put(part,"div","")
+put(top,"b",run.name);put(top,"span",` ${{run.state}}: `);put(top,"b",run.verdict,run.tone)
+if(run.share!==null){{const bar=put(part,"progress","");bar.max=1;bar.value=run.share}}
+list(part,run.facts,"facts");list(part,run.about,"facts faint")
+run.notes.forEach(note=>put(part,"div",note,"note"));return part}}
+const redraw=()=>{{const view=frame.contentWindow,top=view.scrollY
+const open=[...view.document.querySelectorAll("details")].map(each=>each.open)
+frame.onload=()=>{{frame.contentDocument.querySelectorAll("details").forEach((each,at)=>each.open=open[at]??each.open)
+frame.contentWindow.scrollTo(0,top)}};view.location.reload()}}
 const source=new EventSource("events?token={token}")
-source.onmessage=event=>{{const told=JSON.parse(event.data)
-now.replaceChildren(...told.runs.flatMap(run=>{{const line=document.createElement("div");line.textContent=run.line
-const bar=document.createElement("progress");bar.max=1;if(run.share!==null)bar.value=run.share
-return run.share===null?[line]:[line,bar]}}))
-if(told.redraw)frame.contentWindow.location.reload()}}
+source.onmessage=event=>{{const told=JSON.parse(event.data),known=told.runs.filter(run=>run.share!==null)
+now.replaceChildren(...told.runs.map(show))
+document.title=[...known.map(run=>Math.floor(100*run.share)+"%"),title].join(" ")
+if(told.redraw)redraw()}}
 source.onerror=()=>{{now.textContent="the connection is lost; unisono watch has ended?"}}
 </script></body></html>"""
 
@@ -53,13 +73,18 @@ class WatchServer(ThreadingHTTPServer):
 
     def __init__(self, paths: Sequence[Path], port: int, token: str, every_s: float) -> None:
         self.paths, self.token, self.every_s = list(paths), token, every_s
-        self.ending = threading.Event()
+        self.ending, self.took_s = threading.Event(), 0.0
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise ConfigError(
                 f"expected a free port for --web, got {port}: {error}. Hint: --web alone takes any free one."
             ) from error
+
+    @property
+    def report_every_s(self) -> float:
+        """Return how many seconds are between two reports."""
+        return max(_REPORT_EVERY_S, _TIMES_AS_LONG * self.took_s)
 
     @property
     def url(self) -> str:
@@ -112,10 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(_FRAME.format(title=title, token=token), policy)
 
     def _report(self) -> None:
+        began = time.monotonic()
         try:
             page = render(*sections_of(self.server.paths))
         except UnisonoError as error:  # a file is half written, or too much for one page
             page = f"<!doctype html><title>unisono</title><p>{html.escape(str(error))}</p>"
+        self.server.took_s = time.monotonic() - began
         self._send(page, "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'")
 
     def _events(self) -> None:
@@ -126,13 +153,22 @@ class _Handler(BaseHTTPRequestHandler):
         runs = [WatchedRun(path) for path in self.server.paths]
         drawn, is_new = time.monotonic(), False
         while not self.server.ending.is_set():
-            redraw = is_new and time.monotonic() >= drawn + _REPORT_EVERY_S
+            redraw = is_new and time.monotonic() >= drawn + self.server.report_every_s
             if redraw:
                 drawn, is_new = time.monotonic(), False
-            told = [
-                {"line": headline(run), "share": run.step / run.num_steps if run.num_steps else None} for run in runs
-            ]
-            self.wfile.write(f"data: {json.dumps({'runs': told, 'redraw': redraw})}\n\n".encode())
+            told = {"runs": [_told(run) for run in runs], "redraw": redraw}
+            self.wfile.write(f"data: {json.dumps(told)}\n\n".encode())
             self.server.ending.wait(self.server.every_s)
             polled = [run.poll() for run in runs]
             is_new = is_new or any(polled)
+
+
+def _told(run: WatchedRun) -> dict[str, Any]:
+    """Return what the page says of a run, above its report."""
+    said, style = verdict(run)
+    share = min(1.0, run.step / run.num_steps) if run.num_steps else None
+    return {
+        "name": run.name, "state": run.state, "verdict": said, "tone": _TONES.get(style, ""), "share": share,
+        "facts": [*progress(run), *values(run)], "about": [setup(run), *ended(run), *room(run)],
+        "notes": [*held_up(run), *events(run)],
+    }  # fmt: skip

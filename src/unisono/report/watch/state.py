@@ -4,50 +4,21 @@ import json
 import math
 import shutil
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import WINDOW, samples_per_s, seconds_within
+from unisono.observe.speed import WINDOW, WITHIN, Speed, rates, seconds_within, speed_in, speed_of
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
-from unisono.report.run_view import check_run, holder_of, is_held, ledger_damage
+from unisono.report.run_view import check_run, holder_of, is_held, ledger_damage, newest_checkpoint
+from unisono.report.watch.ranks import RankState, Slow, left_behind, slowest
 
 MOST_POINTS = 2000
 _SILENT_S = 30.0
-_BEHIND_S = 2.0
-"""Ranks write what they took once a second; so much more, and three steps, is too long."""
-
-
-@final
-@dataclass(slots=True)
-class RankState:
-    """One rank as its phases tell it, over its last steps."""
-
-    launch: int = 0  #: Number of the launch.
-    world_size: int = 0  #: Ranks at its beginning.
-    step: int = 0  #: The last one that is written.
-    first: int = 0  #: The first one.
-    ended_s: float = 0.0  #: When that had ended, in seconds since 1970.
-    steps: deque[tuple[int, float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Step, when it began, and its seconds by phase."""
-
-    def longest(self) -> float:
-        """Return the seconds of the longest of its steps."""
-        return max(sum(seconds.values()) for _, _, seconds in self.steps)
-
-    def phases(self) -> dict[str, float]:
-        """Return the mean seconds of a step by phase."""
-        found: dict[str, float] = {}
-        for _, _, seconds in self.steps:
-            for phase, value in seconds.items():
-                found[phase] = found.get(phase, 0.0) + value / len(self.steps)
-        return found
 
 
 def plain(text: str) -> str:
@@ -64,6 +35,7 @@ class WatchedRun:
         metrics: The last value of each, by name.
         history: (step, value) of each metric, at most `MOST_POINTS` of them.
         launches: For each launch in order (number, world size, first step, the last step of the one before).
+        began_s: When each of them began, by its number, in seconds since 1970.
         ranks: By rank, of the newest launch.
         num_damaged: Lines that are no JSON.
 
@@ -85,6 +57,7 @@ class WatchedRun:
         self.history: dict[str, list[tuple[float, float]]] = {}
         self.ranks: dict[int, RankState] = {}
         self.launches: list[tuple[int, int, int, int]] = []
+        self.began_s: dict[int, float] = {}
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
         self.num_steps: int | None = None
         self._looked_at, self._damage = (-1, -1), None  # type: tuple[int, int], str | None
@@ -151,9 +124,10 @@ class WatchedRun:
         number = head["launch"]
         if not self.launches or number > self.launches[-1][0]:
             self.launches.append((number, head["world_size"], 0, max((r.step for r in self.ranks.values()), default=0)))
-            self.ranks = {}
+            self.ranks, self.began_s[number] = {}, head["wall_ns"] / 1e9
         if number == self.launches[-1][0]:
-            self.ranks[head["rank"]] = RankState(launch=number, world_size=head["world_size"])
+            opened_s = head["wall_ns"] / 1e9
+            self.ranks[head["rank"]] = RankState(launch=number, world_size=head["world_size"], opened_s=opened_s)
 
     def _step_of(self, head: Mapping[str, Any], line: Mapping[str, Any]) -> None:
         if head["launch"] > self.launches[-1][0]:
@@ -163,9 +137,7 @@ class WatchedRun:
             return
         seconds = {phase: ns / 1e9 for phase, ns in zip(head["phases"], line["ns"], strict=True)}
         began = (head["wall_ns"] + line["at_ns"]) / 1e9
-        rank.step, rank.ended_s = line["step"], began + sum(seconds.values())
-        rank.first = rank.first or rank.step
-        rank.steps.append((line["step"], began, seconds))
+        rank.add(line["step"], began, seconds)
         number, world_size, first, before = self.launches[-1]
         if not first:
             self.launches[-1] = number, world_size, line["step"], before
@@ -199,12 +171,12 @@ class WatchedRun:
         return time.time() - max((rank.ended_s for rank in self.ranks.values()), default=-math.inf)
 
     @property
-    def samples_per_s(self) -> float | None:
+    def speed(self) -> Speed | None:
         """Now, over the last steps of the rank that is ahead; of a run that has ended the mean of its last launch."""
         if self.speed_is == "mean":
-            return float(self.result["samples_per_s"])
-        return samples_per_s(
-            (self._sizes[step], seconds_within(seconds))
+            return speed_in(self.result)
+        return speed_of(
+            (self._sizes[step], sum(seconds.values()), seconds_within(seconds))
             for step, _, seconds in self._ahead().steps
             if step in self._sizes
         )
@@ -212,7 +184,7 @@ class WatchedRun:
     @property
     def speed_is(self) -> str:
         """``now`` or ``mean``."""
-        return "mean" if self.result.get("samples_per_s") and self.state in {"finished", "stopped"} else "now"
+        return "mean" if speed_in(self.result) and self.state in {"finished", "stopped"} else "now"
 
     def _ahead(self) -> RankState:
         return max(self.ranks.values(), key=lambda rank: rank.step, default=RankState())
@@ -226,43 +198,54 @@ class WatchedRun:
         return (self.num_steps - self.step) * (self._ahead().ended_s - steps[0][1]) / len(steps)
 
     def lost(self) -> list[int]:
-        """Return the ranks that have written nothing for long while others have: the run goes on without them."""
-        newest = max((rank.ended_s for rank in self.ranks.values()), default=0.0)
-        behind = {number: newest - rank.ended_s for number, rank in sorted(self.ranks.items()) if rank.steps}
-        return [number for number, seconds in behind.items() if seconds > _BEHIND_S + 3 * self.ranks[number].longest()]
+        """Return the ranks that the others have left behind."""
+        return left_behind(self.ranks)
 
     def joined(self) -> list[int]:
-        """Return the ranks that were not there at the launch's beginning."""
-        return [number for number, rank in sorted(self.ranks.items()) if number >= rank.world_size]
+        """Return the ranks that were not there at the launch's beginning, and have done a step."""
+        return [number for number, rank in sorted(self.ranks.items()) if number >= rank.world_size and rank.first]
 
-    def slowest(self) -> int | None:
-        """Return the rank whose own work (data, forward, backward) takes a fifth longer than the others' median.
+    def slowest(self) -> Slow | None:
+        """Return the rank that the others wait for, if there is one."""
+        lost = self.lost()
+        return slowest({number: rank for number, rank in self.ranks.items() if number not in lost})
 
-        Less than a twentieth of its step is no reason to wait for it.
-        """
-        own = {
-            number: sum(rank.phases().get(phase, 0.0) for phase in ("data", "forward", "backward"))
-            for number, rank in self.ranks.items()
-            if number not in self.lost() and rank.steps
-        }
-        if len(own) < 2:
+    def outside(self) -> dict[str, float]:
+        """Return the shares of the time, 0 to 1, that are not within steps, by phase: as `speed` counts."""
+        seconds = self._ahead().phases()
+        if self.speed_is == "mean" and isinstance(told := self.result.get("phases_s"), dict):
+            seconds = {phase: ranks[0] for phase, ranks in told.items() if ranks}
+        whole = sum(seconds.values())
+        return {phase: took / whole for phase, took in seconds.items() if phase not in WITHIN and took}
+
+    def elapsed_s(self) -> float | None:
+        """Return for how many seconds the newest launch has been running; None where none does."""
+        if self.state not in {"training", "starting"} or not self.began_s:
             return None
-        number = max(own, key=lambda number: own[number])
-        others = sorted(value for other, value in own.items() if other != number)
-        usual = others[len(others) // 2]
-        whole = sum(self.ranks[number].phases().values())
-        return number if own[number] > 1.2 * usual and own[number] - usual > 0.05 * whole else None
+        return max(0.0, time.time() - max(self.began_s.values()))
+
+    def checkpoint(self) -> tuple[int, float] | None:
+        """Return the step of the newest checkpoint, and how many seconds ago it was written; None: there is none."""
+        step = newest_checkpoint(self.path)
+        try:
+            (place,) = (self.path / "checkpoints").glob(f"step-{step:08d}.*")
+            return step, max(0.0, time.time() - place.stat().st_mtime)
+        except (ValueError, FileNotFoundError):  # none, or it goes while we look
+            return None
 
     def facts(self) -> dict[str, Any]:
         """Return what there is to tell, as plain values: for ``--json`` and the page."""
         free = shutil.disk_usage(self.path).free
-        live = {number: rank for number, rank in sorted(self.ranks.items()) if number not in self.lost()}
+        lost, slow, saved = self.lost(), self.slowest(), self.checkpoint()
+        live = {number: rank for number, rank in sorted(self.ranks.items()) if number not in lost}
         return {
             "run": str(self.path), "state": self.state, "step": self.step, "steps": self.num_steps,
             "epoch": self.epoch + 1, "loss": self.losses[-1][1] if self.losses else None, "metrics": self.metrics,
-            "samples_per_s": self.samples_per_s, "speed_is": self.speed_is, "eta_s": self.eta_s,
-            "workers": len(live), "lost": self.lost(),
-            "slowest": self.slowest(), "launches": len(self.launches), "disk_free_bytes": free,
+            **rates(self.speed), "speed_is": self.speed_is, "eta_s": self.eta_s,
+            "elapsed_s": self.elapsed_s(), "outside_steps": self.outside(), "workers": len(live), "lost": lost,
+            "slowest": slow.rank if slow else None, "slow_in": slow.phase if slow else None,
+            "checkpoint_step": saved[0] if saved else None, "checkpoint_age_s": saved[1] if saved else None,
+            "launches": len(self.launches), "disk_free_bytes": free,
             "damage": self.damage(), "leader_memory_bytes": self._memory(),
             "phases_s": {str(n): r.phases() for n, r in live.items()},
         }  # fmt: skip

@@ -10,6 +10,7 @@ from unisono.data.plans.batch_schedule import Cuts
 from unisono.errors import RunStopped, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.observe.phases import CHECKPOINT
+from unisono.observe.speed import rates, speed_of
 from unisono.train.guards.checks import plain_numbers
 from unisono.train.guards.done_loops import nothing_to_do
 from unisono.train.guards.early_end import EarlyEnd, is_broken_off
@@ -102,6 +103,7 @@ class RunProgress:
         self._record.ledgers.metrics.waits = True
         self._loops_s, self._loop_s = self._loops_s + self._loop_s, 0.0
         self._first, self._began = self.done + 1, time.monotonic() - loop_s
+        self.usage.start()
 
     def _resume(self, score: dict[str, Any], parts: Parts) -> float:
         """Load the newest checkpoint; return for how long the loop has been running."""
@@ -276,9 +278,9 @@ class RunProgress:
         self._loop_s = round(time.monotonic() - self._began, 3)
         total: dict[str, Any] = dict(self._spent(self._loop_s))
         step_s = total.pop("step_s")
-        total["samples_per_s"] = round(total["samples"] / step_s, 1) if step_s else None
+        total |= (speed := rates(speed_of([(total["samples"], total["train_s"], step_s)])))
         # A launch that found all steps done, but no result, has no times of its own to tell.
-        times = {} if self.done >= self._first else {name: total[name] for name in ("train_s", "samples_per_s")}
+        times = {} if self.done >= self._first else {"train_s": total["train_s"], **speed}
         self._is_kept = False
         self.result = {
             "fingerprint": fingerprint,

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from unisono.collectives.transport import Transport
 from unisono.observe.phases import PHASES
-from unisono.observe.speed import WINDOW, samples_per_s
+from unisono.observe.speed import WINDOW, Speed, rates, speed_of
 
 
 @final
@@ -17,11 +17,16 @@ class Usage:
 
     def __init__(self) -> None:
         self._num_samples, self._num_steps, self._seconds, self._began = 0, 0, 0.0, 0.0
-        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._passed, self._ended = 0.0, time.perf_counter()  # seconds in loops up to the last step's end, and when
+        self._recent: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
 
     def spent(self) -> dict[str, float]:
         """Return what this process has spent: ``steps``, their ``samples``, and ``step_s``, the seconds in them."""
         return {"steps": self._num_steps, "samples": self._num_samples, "step_s": round(self._seconds, 6)}
+
+    def start(self) -> None:
+        """A loop over steps begins."""
+        self._ended = time.perf_counter()
 
     def begin(self) -> None:
         """A step begins."""
@@ -32,23 +37,32 @@ class Usage:
         if is_first:
             self._num_samples += num_samples
             self._num_steps += 1
-        seconds = time.perf_counter() - self._began
+        passed = self._lap()
+        seconds = self._ended - self._began
         self._seconds += seconds
-        self._recent.append((num_samples if is_first else 0, seconds))
+        self._recent.append((num_samples if is_first else 0, passed, seconds))
 
-    def now(self) -> float | None:
-        """Return samples per second of this process's last steps; None before the first one."""
-        return samples_per_s(self._recent)
+    def _lap(self) -> float:
+        """Return the seconds since the last step's end, or the loop's beginning."""
+        now = time.perf_counter()
+        passed, self._ended = now - self._ended, now
+        self._passed += passed
+        return passed
+
+    def now(self) -> Speed | None:
+        """Return the speed of this process's last steps; None before the first one."""
+        return speed_of(self._recent)
 
     def summary(self, transport: Transport, phases: Sequence[int]) -> dict[str, Any]:
-        """Return samples per second of the slowest rank, and all ranks' costs; `phases` are nanoseconds; collective."""
+        """Return the mean speed of the slowest rank, and all ranks' costs; `phases` are nanoseconds; collective."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
         sent = transport.bytes_sent // max(1, self._num_steps)
-        told = transport.all_gather_json([peak, sent, list(phases), self._seconds])
-        seconds = max(rank[3] for rank in told)  # hosts time by themselves; all must tell the same
-        speed = samples_per_s([(self._num_samples, seconds)])
+        self._lap()
+        told = transport.all_gather_json([peak, sent, list(phases), self._seconds, self._passed])
+        # hosts time by themselves; all must tell the same
+        speed = speed_of([(self._num_samples, max(rank[4] for rank in told), max(rank[3] for rank in told))])
         return {
-            "samples_per_s": None if speed is None else round(speed, 1),
+            **rates(speed),
             "peak_memory_bytes": [rank[0] for rank in told],
             "bytes_sent_per_step": [rank[1] for rank in told],
             "phases_s": {name: [round(rank[2][i] / 1e9, 6) for rank in told] for i, name in enumerate(PHASES)},

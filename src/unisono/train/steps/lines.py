@@ -6,6 +6,7 @@ log) there is a line a minute, from the first minute's end on; nothing beside a 
 """
 
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -17,7 +18,8 @@ from pathlib import Path
 from unisono.data.plans.batch_schedule import Cuts
 from unisono.launchers.cell import CellBar, cell_bar
 from unisono.observe.phases import DATA, PhaseClock
-from unisono.observe.progress import PLAIN_EVERY_S, eta, pace
+from unisono.observe.progress import PLAIN_EVERY_S, WIDE, WIDEST, eta, pace
+from unisono.observe.speed import Speed
 from unisono.system.heartbeat import Reading
 from unisono.system.messages import tell
 from unisono.train.steps.loop import Batch
@@ -29,7 +31,7 @@ _IN_LOGS_EVERY_S = 60.0
 
 def shown(
     steps: Generator[Batch], world: World, where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float],
-    phases: PhaseClock, speed: Callable[[], float | None],
+    phases: PhaseClock, speed: Callable[[], Speed | None],
 ) -> Generator[Batch]:  # fmt: skip
     """Pass on a run's batches, and show how far they are, if this process is the leader's and has where to show it.
 
@@ -41,7 +43,7 @@ def shown(
         cuts: Where epochs end, if that is known.
         loss: Returns that of the step before.
         phases: Knows which share of the time went into waiting for data.
-        speed: Returns samples per second of the last steps.
+        speed: Returns the speed of the last steps.
     """
     if not world.is_leader or threading.current_thread() is not threading.main_thread():
         return steps
@@ -73,13 +75,14 @@ def _told(done: int, last: int, loss: Callable[[], float]) -> dict[int, Reading]
 
 def with_lines(
     steps: Generator[Batch], where: Where, last: int, cuts: Cuts | None, loss: Callable[[], float],
-    phases: PhaseClock, speed: Callable[[], float | None], *, is_seen: bool,
+    phases: PhaseClock, speed: Callable[[], Speed | None], *, is_seen: bool,
 ) -> Generator[Batch]:  # fmt: skip
     """Pass on batches, and show lines; the arguments are those of `shown`.
 
     In a log, which nobody has been seen to read (not `is_seen`), a run of less than a minute leaves nothing.
     """
     begun, following, first = 0.0, 0.0, 0
+    columns = max(WIDE, shutil.get_terminal_size().columns) if is_seen else WIDEST
     has_told, every_s = False, PLAIN_EVERY_S if is_seen else _IN_LOGS_EVERY_S
     is_known = last < sys.maxsize  # not of a stream without an end
     total, of = (f"/{last}", f"/{cuts.epoch_of(last) + 1}") if is_known and cuts is not None else ("", "")
@@ -102,7 +105,7 @@ def with_lines(
             left = eta(now - begun, batch.step - first + 1, last - batch.step) if is_known else ""
             _tell(
                 f"epoch {batch.epoch + 1}{of}  step {batch.step}{total}  loss {loss():.4f}"
-                f"{pace(speed(), phases.share(DATA))}{left}"
+                f"{pace(speed(), phases.share(DATA), columns)}{left}"
             )
 
 

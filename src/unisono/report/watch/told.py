@@ -1,0 +1,149 @@
+"""What is said of a watched run, in words: how it does, how far it is, what happened; for the terminal and the page."""
+
+import math
+import shlex
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+from unisono.launchers.program_files import of_a_run
+from unisono.report.content import diverges, ends_of, trend_of
+from unisono.report.run_view import newest_checkpoint
+from unisono.report.watch.state import WatchedRun, plain
+from unisono.system.words import counted, spell_bytes, spell_seconds
+
+_OUTSIDE = {"other": "the program's own code", "evaluate": "evaluations", "checkpoint": "checkpoints"}
+_A_DAY_S = 86400.0
+
+
+def verdict(run: WatchedRun) -> tuple[str, str]:
+    """Return in one sentence how a run does, and the style in which it is shown: red where something is to be done."""
+    eta_s, state = run.eta_s, run.state
+    ends = ends_of(run.losses)
+    loss = f"loss from {ends[0]:.4g} to {ends[1]:.4g}" if ends else "no loss yet"
+    if state == "ended":
+        saved = newest_checkpoint(run.path)
+        how = f"goes on after step {saved}" if saved else "starts from the beginning"
+        told = f"not finished{'' if saved else ', no checkpoint'}: the same command {how}"
+        return f"{told}; {loss}: it diverges" if diverges(run.losses) else told, "bold red"
+    if diverges(run.losses):
+        return f"the loss diverges: {loss}. Lower the learning rate, or set clip_norm", "bold red"
+    if state in {"finished", "stopped"}:
+        return loss, "bold green"
+    if state == "silent":
+        return "no step for long: it waits, or was killed on another machine", "bold red"
+    if state == "starting":
+        return "no step yet", "bold cyan"
+    trend, slow = trend_of(run.losses), run.slowest()
+    parts = ["on track" if eta_s is None else f"on track: {spell_clock(eta_s)} left"]
+    parts += [f"loss {trend}"] if trend else []
+    parts += [f"rank {slow.rank} is slow"] if slow is not None else []
+    return ", ".join(parts), "bold cyan"
+
+
+def setup(run: WatchedRun) -> str:
+    """Return what trains, on how many workers, and for how long it has been running."""
+    name = (run.score.get("strategy") or {}).get("name", "exact")
+    parts = [f"{name}, {run.score.get('replicas', '?')} replicas"] if run.score else []
+    if parts and run.ranks:
+        parts[0] += f" on {counted(len(run.ranks) - len(run.lost()), 'worker')}"
+    elapsed = run.elapsed_s()
+    return ", ".join([*parts, *([] if elapsed is None else [f"running for {spell_clock(elapsed)}"])])
+
+
+def progress(run: WatchedRun) -> Iterator[str]:
+    """Yield how far and how fast it is."""
+    yield f"step {run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "")
+    yield f"epoch {run.epoch + 1}"
+    if speed := run.speed:
+        is_over = run.speed_is == "now" and run.state in {"silent", "ended"}
+        yield f"{'last' if is_over else run.speed_is} {speed.by_clock:,.0f} samples/s"
+        yield f"{speed.within:,.0f} in steps"
+    if run.state in {"silent", "ended"} and math.isfinite(run.silent_s):
+        yield f"last step {spell_seconds(run.silent_s)} ago"
+
+
+def values(run: WatchedRun) -> list[str]:
+    """Return the last values, each with its name; the only learning rate is called ``lr``."""
+    found = ({"loss": run.losses[-1][1]} if run.losses else {}) | run.metrics
+    if "lr/1" not in found:
+        found = {"lr" if key == "lr/0" else key: value for key, value in found.items()}
+    return [f"{key} {spelt(value)}" for key, value in found.items()]
+
+
+def ended(run: WatchedRun) -> Iterator[str]:
+    """Yield what a run that has ended leaves, and what to do next; nothing of one that trains."""
+    if run.state == "ended" and (command := of_a_run(run.path)):
+        yield f"next: {plain(command)}"
+    if run.state not in {"finished", "stopped"}:
+        return
+    if isinstance(why := run.result.get("stopped_by"), str):
+        yield f"stopped by its program: {why}"
+    if isinstance(seconds := run.result.get("wall_s"), int | float):
+        yield f"took {spell_seconds(seconds)} (last launch)"
+    if isinstance(fingerprint := run.result.get("fingerprint"), str):
+        yield f"fingerprint {fingerprint[:16]}..."
+    yield f"next: {shlex.join(['unisono', 'report', plain(str(run.path))])}"
+
+
+def held_up(run: WatchedRun) -> Iterator[str]:
+    """Yield what makes it slower than it could be: time outside of steps, and a rank that the others wait for."""
+    speed, slow = run.speed, run.slowest()
+    if speed and speed.is_held_up:
+        parts = sorted(run.outside().items(), key=lambda part: -part[1])
+        named = ", ".join(f"{_OUTSIDE.get(phase, phase)} {share:.0%}" for phase, share in parts if share >= 0.01)
+        yield f"{speed.spell_outside()}: {named}"
+    if slow:
+        took, usual = spell_seconds(slow.seconds), spell_seconds(slow.usual)
+        yield f"rank {slow.rank} is slow: {slow.phase} takes {took}, in the other ranks {usual}"
+
+
+def events(run: WatchedRun) -> Iterator[str]:
+    """Yield what has disturbed the run, each with its time where that is known, the newest last."""
+    found: list[tuple[float, str]] = []
+    for number, world_size, first, before in run.launches[1:]:
+        if first:
+            again = f", {counted(before - first + 1, 'step')} computed again" if before >= first else ""
+            told = f"launch {number}: {counted(world_size, 'worker')} from step {first}{again}"
+            found.append((run.began_s[number], told))
+    for number in run.lost():
+        rank = run.ranks[number]
+        last = f"the last step it has written is {rank.step}" if rank.step else "it has written no step"
+        found.append((max(rank.opened_s, rank.ended_s), f"rank {number} is gone; {last}"))
+    found += [
+        (run.ranks[number].began_s, f"rank {number} has joined in step {run.ranks[number].first}")
+        for number in run.joined()
+    ]
+    for when, told in sorted(found):
+        yield f"{_clock(when)} {told}"
+    if damage := run.damage():
+        yield plain(damage)
+    if run.num_damaged:
+        yield f"{counted(run.num_damaged, 'line')} that no run writes"
+
+
+def room(run: WatchedRun) -> Iterator[str]:
+    """Yield what the run leaves on the disk and takes of the memory."""
+    facts = run.facts()
+    if (step := facts["checkpoint_step"]) is not None:
+        is_over = run.state in {"finished", "stopped"}
+        ago = "" if is_over else f", {spell_seconds(float(round(facts['checkpoint_age_s'])))} ago"
+        yield f"checkpoint: step {step:,}{ago}"
+    yield f"{spell_bytes(facts['disk_free_bytes'])} of disk free"
+    if used := facts["leader_memory_bytes"]:
+        yield f"{spell_bytes(used)} in the leader"
+
+
+def spelt(value: float) -> str:
+    """Return a value with the digits that matter."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def spell_clock(seconds: float) -> str:
+    """Return a span of time in whole seconds: ``0:01:05``."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _clock(when: float) -> str:
+    """Return a time of day; with the date, where that is more than a day ago."""
+    return time.strftime("%H:%M:%S" if time.time() - when < _A_DAY_S else "%Y-%m-%d %H:%M", time.localtime(when))
