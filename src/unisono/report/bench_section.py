@@ -84,7 +84,8 @@ def strategies_section(rows: Sequence[Row], title: str) -> Section:
         "test accuracy, %": [100 * row["metrics"].get("test_accuracy", 0.0) for row in rows],
     }
     names = [row["strategy"] for row in rows]
-    charts, alike = [], []
+    charts: list[Chart] = []
+    alike: list[str] = []
     for column, values in columns.items():
         found = dict(zip(names, values, strict=True))
         apart = max(abs(value - found.get(BASE, math.inf)) for value in values)

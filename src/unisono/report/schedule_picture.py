@@ -178,7 +178,7 @@ def _sentences(schedule: Schedule, has_sums: bool) -> Sequence[str]:
 
 def _legend(schedule: Schedule, width: float) -> list[list[str]]:
     """Return what the legend explains, as many in a row as there is room for."""
-    wanted = sorted({move.action for moves in schedule.rounds for move in moves})
+    wanted: list[str] = sorted({move.action for moves in schedule.rounds for move in moves})
     wanted += ["new"] if schedule.rounds else []
     wanted += ["around"] if any(_is_ring(schedule, moves) for moves in schedule.rounds) else []
     rows: list[list[str]] = []
