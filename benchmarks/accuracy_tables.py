@@ -151,6 +151,6 @@ def draw(records: Sequence[Result], picture: Path) -> None:
     where = f"{rows[0].settings['processes']} processes on {rows[0].machine.partition(',')[0]}"
     lines = [f"{where}, median of {len(rows[0].samples)} rounds, {rows[0].date}."]
     chart = bar_view("Seconds of training", bars, "job", "{:.0f} s".format, finding="; ".join(ratios) + ".")
-    lines.append("DDP: a tutorial's script as it is, several epochs. fast: another recipe, one epoch.")
+    lines.append("DDP: a tutorial, several epochs. fast: another recipe, one epoch.")
     title = f"To the same accuracy {range_of([row.ratio or 0 for row in rows], '.0f')} times as fast as DDP"
     draw_section(Section(title=title, lines=lines, charts=[chart]), picture)

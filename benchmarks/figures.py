@@ -114,10 +114,11 @@ def most_important(records: Records) -> Iterator[tuple[str, str, list[Result]]]:
         yield f"{one.what.replace(', unisono, fast', '')} of the test set", told, [one]
     found = [one for one in records.all("memory", "peak memory of a rank, exact V=8") if one.peer]
     yield "memory of a rank with 8 replicas", f"at most {max(1 / one.ratio for one in found):.2f} times DDP's", found
-    live, restart = f"{quoted.LIVE} (all jobs)", "from SIGKILL of a worker to the next step"
-    found = [records.all("live_kills", live)[0], records.all("restart_time", restart)[0]]
-    times = "{:.2g} s in the same step (`train`, or `--live auto`); {:.2g} s with a restart"
-    yield "from a SIGKILL to the next step", times.format(*(one.median for one in found)), found
+    longer, restart = (("live_kills", what) for what in (f"{quoted.LIVE} (all jobs)", quoted.RESTARTED))
+    found = [records.all(*claim)[0] for claim in (longer, ("live_missing", quoted.JOINED), restart)]
+    times = "the same step takes {:.2g} s longer (`train`, or `--live auto`); a new worker has joined after {:.2g} s; "
+    times += "a restart takes {:.2g} s"
+    yield "SIGKILL of a worker", times.format(*(one.median for one in found)), found
     (wait, *_), share = (records.all("checkpoint_stall", f"{WAIT}{end}") for end in ("", ", of torch.save's time"))
     yield "the training waits for a checkpoint of 390 MB", f"{figure(wait)}; {peer(wait)}", [wait, *share]
     found = records.all("first_step", "from the command to the first step of MNIST")

@@ -93,7 +93,7 @@ def show(rows: Sequence[Result]) -> None:
 
 
 def draw(folder: Path) -> None:
-    """Draw the time of a step over the bandwidth, beside DDP's and the limit: one chart for each model and hosts.
+    """Draw how many times as fast as DDP a step is over the bandwidth: a chart for each number of hosts.
 
     One replica a host; without variants. Needs two links at least.
     """
@@ -101,47 +101,38 @@ def draw(folder: Path) -> None:
     from unisono.report.content import Section, line_view
     from unisono.report.picture import draw_section
 
-    found: dict[tuple[int, str], list[Result]] = {}
+    found: dict[int, dict[str, list[Result]]] = {}
     path = folder / "hosts.json"
     for row in read(path) if path.exists() else []:
         hosts, model, link = (row.settings.get(key) for key in ("hosts", "model", "link"))
-        if row.name == f"{slug(f'{model} {hosts} {link}')}-exact-{hosts}":
-            found.setdefault((int(hosts), str(model)), []).append(row)
-    charts = []
-    for (hosts, model), rows in sorted(found.items()):
-        rows.sort(key=lambda row: row.settings["Mbit/s"])
-        if len(rows) < 2:
-            continue
-        rates = [float(row.settings["Mbit/s"]) for row in rows]
-        alone = statistics.median(float(row.settings["computing, ms"]) for row in rows)
-        wire = statistics.median(float(row.settings["wire, ms"]) * rate for row, rate in zip(rows, rates, strict=True))
-        bends = sorted({rates[0], rates[-1], *([wire / alone] if rates[0] < wire / alone < rates[-1] else [])})
-        limit = [(rate, max(alone, wire / rate)) for rate in bends]
-        lines = [
-            Series(name="unisono", points=list(zip(rates, [row.median for row in rows], strict=True)),
-                   spread=[row.quartiles or [row.median] * 2 for row in rows]),
-            Series(name="DDP over gloo", points=list(zip(rates, [row.peer_median for row in rows], strict=True))),
-            Series(name="limit, not coded", points=limit, is_limit=True),
-        ]  # fmt: skip
-        ends = [y for line in lines for _, y in line.points]
-        charts.append(line_view(
-            f"{model}, {hosts} hosts", lines, "Mbit/s of a TCP stream while all send", "{:,.0f}".format, time_words,
-            finding=f"At {rates[0]:,.0f} Mbit/s {rows[0].ratio:.2f} times as fast as DDP, "
-            f"at {rates[-1]:,.0f} {rows[-1].ratio:.2f} times.",
-            log_x=True, log_y=(0.8 * min(ends), 1.25 * max(ends)), y_label="time of a step, on a logarithmic scale",
-        ))  # fmt: skip
+        if row.ratio is not None and row.name == f"{slug(f'{model} {hosts} {link}')}-exact-{hosts}":
+            found.setdefault(int(hosts), {}).setdefault(str(model), []).append(row)
+    charts, speeds = [], []
+    for hosts, models in sorted(found.items()):
+        lines, slow, fast = [], [], []
+        for model, rows in sorted(models.items()):
+            rows.sort(key=lambda row: row.settings["Mbit/s"])
+            if len(rows) > 1:
+                ratios = [float(row.ratio or 0) for row in rows]
+                rates = [float(row.settings["Mbit/s"]) for row in rows]
+                lines.append(Series(name=model, points=list(zip(rates, ratios, strict=True))))
+                slow, fast, speeds = [*slow, ratios[0]], [*fast, ratios[-1]], [*speeds, *ratios]
+        if lines:
+            ends = [rate for line in lines for rate, _ in line.points]
+            lines.append(Series(name="DDP over gloo", points=[(min(ends), 1), (max(ends), 1)], is_limit=True))
+            charts.append(line_view(
+                f"{hosts} hosts", lines, "Mbit/s of a TCP stream while all send", "{:,.0f}".format, "{:.3g}x".format,
+                finding=f"On the slowest link {range_of(slow, '.2f')} times as fast as DDP, "
+                f"on the fastest {range_of(fast, '.2f')} times.",
+                log_x=True, from_zero=False, y_label="times as fast as DDP",
+            ))  # fmt: skip
     if not charts:
         raise SystemExit(f"hosts.py: expected records of two links for a model in {path}, found none")
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    lines = [
-        "Limit: computing alone, or sending all gradients as they are at the rate of the link; the longer of both.",
-        "Below it, on slow links: unisono sends the gradients coded without loss, in fewer bytes.",
+    told = [
+        "One worker and one replica a host; each line is a model, each point a median.",
+        "On slow links unisono codes gradients without loss: fewer bytes.",
     ]
-    speeds = [row.ratio for rows in found.values() if len(rows) > 1 for row in rows if row.ratio is not None]
-    title = f"Time of a step between hosts: unisono is {range_of(speeds, '.2f')} times as fast as DDP"
-    draw_section(Section(title=title, lines=lines, charts=charts), PICTURE)
+    title = f"A step between hosts: unisono is {range_of(speeds, '.2f')} times as fast as DDP"
+    draw_section(Section(title=title, lines=told, charts=charts), PICTURE)
     print(PICTURE)
-
-
-def time_words(milliseconds: float) -> str:
-    return f"{milliseconds / 1000:.3g} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"

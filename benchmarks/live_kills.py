@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import kills_stage
 import live_job
 import live_parts
+import live_picture
 from catalogue import BUILD
 from harness import keep, parser_of, save
 from results import RESULTS, Bar, Result, read
@@ -281,7 +282,7 @@ def main() -> int:
         live_parts.play(given.play[0], Path(given.play[1]))
         return 0
     if given.only:
-        parts = {"cost": live_parts.cost, "restart": live_parts.restart, "picture": live_parts.picture}
+        parts = {"cost": live_parts.cost, "restart": live_parts.restart, "picture": live_picture.picture}
         add(given, parts[given.only](given))
         return 0
     with tempfile.TemporaryDirectory(prefix="live-") as scratch:

@@ -17,6 +17,10 @@ from results import RESULTS, ROOT, Result, ResultError, read
 
 MODELS, LINKS = ("GatedCNN", "GPT", "MLP", "SimpleCNN"), ("200mbit", "1gbit", "none")
 LIVE = "from SIGKILL to the end of the interrupted step, beyond two undisturbed steps"
+JOINED = "from SIGKILL of one of 2 workers until there are 2 again: a replacement"
+RESTARTED = "from SIGKILL of one of 2 workers that train SimpleCNN: with a restart, to the next step"
+SPARE = JOINED.replace("replacement", "spare")
+UNDER_TORCHRUN = RESTARTED.replace("with a restart", "under torchrun with DDP")
 HOLE = re.compile(r"\{[^{}]*\}")
 NUMBER = r"(-?[0-9][0-9.,]*[0-9]|[0-9])"
 
@@ -116,11 +120,20 @@ def live_kills(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]
     yield "docs/why.md", lived, (restarted, landed.median)
 
 
+def live_medians(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+    """Return what the picture of one kill says of all the others."""
+    late = records.all("live_kills", f"{LIVE} (all jobs)")[0]
+    sentence = "Median of {:,.0f} kills: {:.2f} s longer than two undisturbed steps."
+    yield "docs/pictures/live.svg", sentence, (len(late.samples), late.median)
+    sentence = "torch itself has joined after {:.1f} s (median)."
+    yield "docs/pictures/live.svg", sentence, (records.median("live_missing", JOINED),)
+
+
 def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     """Return page, sentence with holes, and the numbers of the holes."""
     hosts = [between(records, link) for link in LINKS]
     one_host = records.ratios("exact_vs_ddp", "a step of Run", ranks=2)
-    restart = records.median("restart_time", "from SIGKILL of a worker to the next step")
+    joined, restart = records.median("live_missing", JOINED), records.median("live_kills", RESTARTED)
     chaos = records.median("chaos", "next step after a fault, fingerprint equal to the undisturbed run's")
     live = records.median("live_kills", f"{LIVE} (all jobs)")
     flat = tuple(value for pair in hosts for value in pair)
@@ -131,8 +144,12 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
         more = "{:.1f} to {:.1f} times that of DDP on two hosts with 4 replicas (four models)"
         yield page, more, between_with_more(records)
         yield page, "at most {:.2f} times DDP's, for a transformer with 50 M parameters", (most_memory(records),)
-        in_step = "{:.2f} s (median), in the same step (`train`, or `--live auto`); a restart takes {:.1f} s"
-        yield page, in_step, (live, restart)
+        yield page, "the same step takes {:.2f} s longer (median; `train`, or `--live auto`)", (live,)
+        yield page, "a new worker has joined after {:.1f} s; a restart takes {:.1f} s", (joined, restart)
+    yield "docs/recovery.md", "{:.1f} s, or {:.2f} s if a spare", (joined, records.median("live_missing", SPARE))
+    (beside,) = records.all("live_kills", UNDER_TORCHRUN)
+    yield "docs/recovery.md", "{:.1f} s; torchrun with DDP: {:.1f} s", (restart, beside.median)
+    yield from live_medians(records)
     yield "docs/recovery.md", "on an idle machine the median was {:.1f} s", (chaos,)
     yield from live_kills(records)
     plain = [slower(records, model, "plain torch, one batch") for model in ("SimpleCNN", "transformer 5.3 M")]

@@ -83,7 +83,7 @@ def draw(records: list[Result], path: Path) -> None:
         note="Red: more workers than cores.",
     )  # fmt: skip
     loads = [load for row in records for load in row.load]
-    title = f"{cores} workers on {cores} cores: {range_of(full, '.1f')} times as fast"
+    title = f"{cores} workers on {cores} cores: {range_of(full, '.1f')} times as fast as one"
     where = f"{records[0].machine.partition(',')[0]}, load {min(loads)} to {max(loads)}, {records[0].date}."
     lines = [f"{counts[-1]} workers on {cores} cores take turns: slower than {cores}.", where]
     draw_section(Section(title=title, lines=lines, charts=[chart]), path)

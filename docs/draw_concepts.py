@@ -94,22 +94,24 @@ def batch() -> str:
     """A global batch, cut into the micro-batches of the replicas."""
     sampler = ExactSampler(1437, 20, REPLICAS, seed=0)
     step = 7
-    svg = Svg(176, "A batch of twenty samples, cut into eight micro-batches")
+    svg = Svg(262, "A batch of twenty samples, cut into eight micro-batches")
     svg.text(16, 24, f"step {step}: batch_size = 20 of 1,437 samples, a slice of the epoch's order", at="start",
              bold=True)  # fmt: skip
-    cell, x = 27.5, 16.0
+    cell, x = 46.0, 16.0
     for replica, samples in enumerate(sampler.micro_batches(step)):
         shade = COLOURS[0] if replica % 2 == 0 else COLOURS[4]
-        first = x
+        if replica == REPLICAS // 2:
+            x = 16.0
+        first, y = x, 48 + 86 * (replica >= REPLICAS // 2)
         for sample in samples.tolist():
-            svg.box(x, 48, cell - 2, 34, shade)
-            svg.text(x + cell / 2 - 1, 65, sample, fill="white", size=8.5)
+            svg.box(x, y, cell - 2, 34, shade)
+            svg.text(x + cell / 2 - 1, y + 17, sample, fill="white", size=13)
             x += cell
-        svg.line((first, 92), (x - 3, 92))
-        svg.text((first + x) / 2 - 1, 110, f"v = {replica}", size=13)
-        x += 5
+        svg.line((first, y + 44), (x - 3, y + 44))
+        svg.text((first + x) / 2 - 1, y + 62, f"replica {replica}", size=13)
+        x += 7
     svg.note(
-        16, 142, "Micro-batch v goes to replica v, on any rank. The first 20 mod 8 are one sample longer.",
+        16, 228, "Each replica computes its micro-batch, on any rank. The first 20 mod 8 have one more.",
         "The numbers follow from (seed, epoch, step) alone: to resume, the step is enough.",
     )  # fmt: skip
     return svg.done()
@@ -167,13 +169,13 @@ def exact_step() -> str:
     placed = place_evenly(REPLICAS, 3)
     partials = owned_nodes(tuple(placed), REPLICAS)
     svg = Svg(462, "One exact step on three workers")
-    columns = (190, 350, 510)
+    columns = (196, 364, 532)
 
     def lane(y: float, title: str, words: Callable[[int], str], fill: str | None = None, height: float = 34) -> None:
         svg.text(16, y + height / 2, title, at="start", bold=True, size=14)
         for rank, x in enumerate(columns):
-            svg.box(x - 68, y, 136, height, fill or COLOURS[rank])
-            svg.text(x, y + height / 2, words(rank), fill="white", size=12)
+            svg.box(x - 78, y, 156, height, fill or COLOURS[rank])
+            svg.text(x, y + height / 2, words(rank), fill="white", size=13)
 
     def arrows(y: float, number: int) -> None:
         for move in exchange.rounds[number]:

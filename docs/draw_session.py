@@ -96,7 +96,7 @@ def main() -> None:
         disturbed = session.play("unisono train digits -n 1 --out runs/killed")
         plain = session.play("unisono train digits -n 2 --out runs/undisturbed")
         assert fingerprint(disturbed) == fingerprint(plain), "the two runs differ"
-    drawn = session.console.export_svg(title="killed twice, continued with another number of workers")
+    drawn = session.console.export_svg(title="3 workers on 2 busy cores, killed twice, continued by 1")
     PICTURE.write_text(re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL))
 
 

@@ -87,6 +87,16 @@ MEANT = {
     "fast dev run": "common-tasks",
     "resume on other world size": "common-tasks",
     "lost host": "several-hosts-live",
+    "change learning rate in the middle": "common-tasks",
+    "evaluate only": "common-tasks",
+    "collate_fn": "common-tasks",
+    "seq2seq padding": "common-tasks",
+    "how do I choose replicas": "concepts",
+    "change batch size": "common-tasks",
+    "different results on another machine": "determinism",
+    "run without internet": "data",
+    "distillation": "common-tasks",
+    "stop when validation loss does not improve": "common-tasks",
 }
 
 

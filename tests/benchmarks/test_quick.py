@@ -58,6 +58,7 @@ PARTS = {  # what is no benchmark by itself: who runs it
     "kills_stage": "thousand_kills",
     "live_job": "live_kills",
     "live_parts": "live_kills",
+    "live_picture": "live_kills",
     "proof_job": "proof_picture",
     "real_gradients": "codec",
     "timed_recipe": "time_to_accuracy",

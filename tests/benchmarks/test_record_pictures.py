@@ -57,3 +57,12 @@ def test_every_picture_is_a_drawing_with_colours_for_dark_pages():
     assert {path.suffix for path in found} == {".svg"}
     plain = [path.stem for path in found if "prefers-color-scheme:dark" not in path.read_text()]
     assert plain == ["session"]
+
+
+def test_every_picture_can_be_read_on_a_phone():
+    """Where a picture is 400 pixels wide, its smallest letters are at least 8 pixels high."""
+    for path in PICTURES.rglob("*.svg"):
+        text = path.read_text()
+        wide = float(re.search(r'viewBox="0 0 ([\d.]+) ', text)[1])
+        sizes = [float(size) for size in re.findall(r'font-size[=:]"?\s*([\d.]+)', text)]
+        assert min(sizes) * 400 / wide >= 8, f"{path.name}: {min(sizes):g} pixels at a width of {wide:g}"

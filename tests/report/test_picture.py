@@ -68,6 +68,18 @@ def test_names_beside_lines_do_not_touch(tmp_path):
     assert all(after - before >= 14 for before, after in itertools.pairwise(heights))
 
 
+def test_a_picture_of_few_charts_is_narrow(tmp_path):
+    """One column for up to four, so that its words are ten pixels high on a phone; more stand two in a row."""
+    charts = scaling_sections([study()])[0].charts
+    for count, width in ((1, 568), (4, 568), (5, 1120)):
+        section = Section(title="x", lines=["a long sentence " * 9], charts=[charts[0]] * count)
+        draw_section(section, tmp_path / "a.svg")
+        tree = tree_of(tmp_path / "a.svg")
+        assert float(tree.get("width")) == width
+        check_texts(tree)
+        assert not any((node.text or "").endswith("\u2026") for node in tree.iter("text"))  # wrapped, not cut
+
+
 def test_a_picture_needs_nothing_else(tmp_path):
     """Its colours are written out, no variable, script or address but the format's own is in it."""
     drawn(study(), tmp_path / "a.svg")

@@ -1,5 +1,6 @@
 """Measured collectives and strategies as sections: rows of plain values in, charts out (pure)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ LIMIT = "memcpy"
 BASE = "ddp"
 """The strategy that others are compared with."""
 
+_ALIKE = 0.03
 _LESS_IS_GOOD = ("peak memory of a process, MB", "sent in a step, KB")
 Row = Mapping[str, Any]
 
@@ -67,7 +69,8 @@ def _timings(
 def strategies_section(rows: Sequence[Row], title: str) -> Section:
     """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples.
 
-    All are shown as differences from ``ddp`` where it was measured.
+    All are shown as differences from ``ddp`` where it was measured. What differs from it by less than 3 % for every
+    strategy is told in a sentence, without a chart: one run each shows no more.
 
     Raises:
         ConfigError: No rows.
@@ -81,17 +84,22 @@ def strategies_section(rows: Sequence[Row], title: str) -> Section:
         "test accuracy, %": [100 * row["metrics"].get("test_accuracy", 0.0) for row in rows],
     }
     names = [row["strategy"] for row in rows]
-    charts = []
+    charts: list[Chart] = []
+    alike: list[str] = []
     for column, values in columns.items():
         found = dict(zip(names, values, strict=True))
+        apart = max(abs(value - found.get(BASE, math.inf)) for value in values)
+        if charts and apart < _ALIKE * found.get(BASE, 0.0):  # speed is always drawn
+            alike.append(f"{column}: {spell_count(min(values))} to {spell_count(max(values))}")
+            continue
         charts.append(
             _differences(column, found) if BASE in found else
             bar_view(column, {bar: {column: value} for bar, value in found.items()}, "strategy", spell_count,
                      finding=_ends(found))
         )  # fmt: skip
-    return Section(
-        title=title, lines=[_fastest(dict(zip(names, columns["samples a second"], strict=True)))], charts=charts
-    )
+    fastest = _fastest(dict(zip(names, columns["samples a second"], strict=True)))
+    told = f" Within {100 * _ALIKE:g} % of {BASE}, so without a chart: {'; '.join(alike)}." if alike else ""
+    return Section(title=f"{title}: {fastest}", lines=[f"One run each.{told}"], charts=charts)
 
 
 def _ends(values: Mapping[str, float]) -> str:
@@ -104,11 +112,11 @@ def _ends(values: Mapping[str, float]) -> str:
 
 
 def _fastest(speeds: Mapping[str, float]) -> str:
-    """Return what the speeds show, in one sentence."""
+    """Return what the speeds show, for a title."""
     first = max(speeds, key=lambda name: speeds[name])
     if not speeds.get(BASE) or first == BASE:
-        return f"{first} is the fastest, with {spell_count(speeds[first])} samples a second."
-    return f"{first} is the fastest: {speeds[first] / speeds[BASE]:.2g} times as many samples a second as {BASE}."
+        return f"{first} is the fastest, with {spell_count(speeds[first])} samples a second"
+    return f"{first} is the fastest, {speeds[first] / speeds[BASE]:.2g} times as fast as {BASE}"
 
 
 def _differences(column: str, values: Mapping[str, float]) -> Chart:

@@ -14,6 +14,7 @@ MARK = "<!-- unisono -->"
 
 # Titles are bold: they are cut as if they were a fifth larger.
 _EDGE, _GAP, _TITLE, _LINE = 24, 32, 26, 18
+_MOST_IN_A_COLUMN = 4
 
 
 def _style(colours: Mapping[str, str]) -> str:
@@ -25,27 +26,31 @@ _STYLE = f"{_style(LIGHT)}@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
 
 
 def draw_section(section: Section, path: str | Path, most: int | None = None) -> None:
-    """Draw a section's title, lines and first charts, two in a row, each below what it shows."""
+    """Draw a section's title, lines and first charts, each below what it shows.
+
+    Up to four stand below each other, so that a phone shows their words large enough; more of them two in a row.
+    """
     charts = section.charts[:most]
-    columns = min(2, len(charts))
+    columns = 1 if len(charts) <= _MOST_IN_A_COLUMN else 2
     width = columns * WIDTH + (columns - 1) * _GAP
     rows = [charts[at : at + columns] for at in range(0, len(charts), columns)]
     # What a row shows takes as many lines above each of its charts as the longest one needs.
-    deep = [_LINE * max(len(_wrapped(chart.finding)) for chart in row) for row in rows]
+    deep = [_LINE * max(len(wrapped(chart.finding)) for chart in row) for row in rows]
     heights = [max(_height(chart) for chart in row) + _GAP + more for row, more in zip(rows, deep, strict=True)]
-    title = _wrapped(section.title, width, 23)
+    title = wrapped(section.title, width, 23)
+    told = [part for line in section.lines for part in wrapped(line, width)]
     begin = 34 + 24 * (len(title) - 1)
-    top = begin + 30.0 + 20 * len(section.lines)
+    top = begin + 30.0 + 20 * len(told)
     sheet = Drawing(section.title, top + sum(heights), width + 2 * _EDGE)
     for number, line in enumerate(title):
         sheet.text(_EDGE, 34 + 24 * number, cut(line, width, 23), "name", size=19, bold=True)
-    for number, line in enumerate(section.lines):
+    for number, line in enumerate(told):
         sheet.text(_EDGE, begin + 22 + 20 * number, cut(line, width, 13), size=13)
     for row, height, more in zip(rows, heights, deep, strict=True):
         for number, chart in enumerate(row):
             left = _EDGE + number * (WIDTH + _GAP)
             sheet.text(left, top + 14, cut(chart.title, WIDTH, 17), "name", size=14, bold=True)
-            for place, line in enumerate(_wrapped(chart.finding), start=1):
+            for place, line in enumerate(wrapped(chart.finding), start=1):
                 sheet.text(left, top + 14 + _LINE * place, cut(line, WIDTH, 13), "name", size=13)
             sheet.put(chart.drawing, left, top + _TITLE + more)
             if chart.note:
@@ -54,7 +59,7 @@ def draw_section(section: Section, path: str | Path, most: int | None = None) ->
     save(sheet, path)
 
 
-def _wrapped(text: str, width: float = WIDTH, size: float = 13) -> list[str]:
+def wrapped(text: str, width: float = WIDTH, size: float = 13) -> list[str]:
     """Return a sentence in lines of a width: usually that of a chart."""
     lines: list[str] = []
     for word in text.split():

@@ -12,21 +12,24 @@ from typing import final
 
 from unisono.collectives.schedules import Move, Round, Schedule, bytes_sent, start, states
 from unisono.errors import ConfigError
-from unisono.report.picture import save
+from unisono.report.picture import save, wrapped
 from unisono.report.svg import Drawing, cut, width_of
 from unisono.system.words import counted
 
 MOST_RANKS = 8
 """More ranks than that nobody can read in one picture."""
-WIDTH = 1200
+WIDTH = 560
+"""At least so wide; as narrow as it can be, so that a phone shows its words large enough."""
 
-_LEFT, _RIGHT, _TOP, _NOTE = 150, 40, 196, 22
-_TEXT, _SMALL = 15, 13
+_EDGE, _LEFT, _RIGHT, _LINE = 16, 96, 22, 20
+_TITLE, _TEXT, _SMALL = 20, 14, 13
 _STYLES = {"add": "", "copy": " dash", "forward": " dots"}
 _MEANING = {
     "add": "added to what is there",
     "copy": "put in place of what is there",
     "forward": "added; what travels on is what came, not the sum",
+    "new": "new in this round",
+    "around": "The right edge goes on at the left one.",
 }
 
 
@@ -58,6 +61,12 @@ class _Layout:
     band: float  #: Height of one rank's part of a chunk.
     num_bands: int  #: One per rank where values are added, else one.
     gap: float  #: Height between rows, where the arrows are.
+    told: Sequence[str]  #: Lines below the title.
+    legend: Sequence[Sequence[str]]  #: Actions, "new" and "around", in rows.
+
+    @property
+    def width(self) -> float:
+        return _LEFT + self.schedule.world_size * self.column + _RIGHT
 
     @property
     def height(self) -> float:
@@ -71,7 +80,7 @@ class _Layout:
         return self.left(rank, chunk) + self.cell / 2
 
     def top(self, row: int) -> float:
-        return _TOP + row * (self.height + self.gap)
+        return 98 + _LINE * (len(self.told) + len(self.legend)) + row * (self.height + self.gap)
 
 
 def draw_schedule(schedule: Schedule, title: str, path: str | Path) -> None:
@@ -92,17 +101,18 @@ def picture_of(schedule: Schedule, title: str) -> Drawing:
     layout = _plan(schedule)
     own = start(schedule, lambda rank, chunk: Content(frozenset([rank]), str(rank)))
     rows = list(states(schedule, own, lambda left, right: left + right))
-    notes, are_equal = order_notes(schedule, rows[-1])
-    foot = layout.top(len(rows) - 1) + layout.height + 38
-    out = Drawing(title, foot + _NOTE * len(notes), WIDTH)
+    told, are_equal = order_notes(schedule, rows[-1])
+    notes = [(line, number) for number, note in enumerate(told) for line in _lines(note, layout.width)]
+    foot = layout.top(len(rows) - 1) + layout.height + 34
+    out = Drawing(title, foot + _LINE * len(notes), layout.width)
     _draw_head(out, layout, title)
     for row, moves in enumerate(schedule.rounds):  # first, so that boxes cover the ends of lines
         _draw_round(out, layout, row, moves)
     for row, (held, before) in enumerate(zip(rows, [own, *rows], strict=False)):
         _draw_row(out, layout, row, held, before)
-    for number, note in enumerate(notes):
+    for place, (line, number) in enumerate(notes):
         kind = "alarm" if number == 0 and not are_equal else "name"
-        out.text(30, foot + number * _NOTE + 5, note, kind, size=14, bold=number == 0)
+        out.text(_EDGE, foot + place * _LINE, line, kind, size=_TEXT, bold=number == 0)
     return out
 
 
@@ -133,48 +143,79 @@ def letter(chunk: int) -> str:
     return chr(ord("a") + chunk)
 
 
+def _lines(text: str, width: float) -> list[str]:
+    """Return a sentence in lines that fit, as if it were bold."""
+    return wrapped(text, width - 2 * _EDGE, _TEXT * 1.15)
+
+
 def _plan(schedule: Schedule) -> _Layout:
     n, chunks = schedule.world_size, schedule.num_chunks
     adds = any(move.action != "copy" for moves in schedule.rounds for move in moves)
-    column = (WIDTH - _LEFT - _RIGHT) / n
+    cell = 50.0 if chunks == 1 else max(14.0, min(26.0, 108 / chunks))
+    column = max(cell * chunks + 16, (WIDTH - _LEFT - _RIGHT) / n)
+    width = _LEFT + n * column + _RIGHT
     return _Layout(
-        schedule=schedule, column=column,
-        cell=min((column - (16 if n > 4 else 36)) / chunks, 64 if chunks == 1 else 46),
-        band=(18 if n <= 4 else 15) if adds else 34, num_bands=n if adds else 1,
-        gap=130 if any(len(moves) > 12 for moves in schedule.rounds) else 84,
+        schedule=schedule, column=column, cell=cell, band=18 if adds else 30, num_bands=n if adds else 1,
+        gap=130 if any(len(moves) > 12 for moves in schedule.rounds) else 76,
+        told=[line for sentence in _sentences(schedule, adds) for line in _lines(sentence, width)],
+        legend=_legend(schedule, width),
     )  # fmt: skip
+
+
+def _sentences(schedule: Schedule, has_sums: bool) -> Sequence[str]:
+    sent = sorted({count / schedule.num_chunks for count in bytes_sent(schedule, schedule.num_chunks)})
+    cost = f"{sent[0]:.3g} S" if len(sent) == 1 else f"between {sent[0]:.3g} and {sent[-1]:.3g} S"
+    chunks = "" if schedule.num_chunks == 1 else f", cut into {schedule.num_chunks} chunks"
+    sums = "Numbers and colours: the ranks whose values have been added up in it."
+    what = "a chunk" if schedule.num_chunks > 1 else "the buffer"
+    return (
+        f"{counted(schedule.world_size, 'rank')}, {counted(len(schedule.rounds), 'round')}. "
+        f"Each rank sends {cost} in all; S is the size of the buffer{chunks}.",
+        f"Each box is {what} of one rank. "
+        + (sums if has_sums else "Its number and colour say whose values it holds."),
+    )
+
+
+def _legend(schedule: Schedule, width: float) -> list[list[str]]:
+    """Return what the legend explains, as many in a row as there is room for."""
+    wanted: list[str] = sorted({move.action for moves in schedule.rounds for move in moves})
+    wanted += ["new"] if schedule.rounds else []
+    wanted += ["around"] if any(_is_ring(schedule, moves) for moves in schedule.rounds) else []
+    rows: list[list[str]] = []
+    x = width
+    for name in wanted:
+        if x + _wide(name) > width - _EDGE:
+            rows, x = [*rows, []], float(_EDGE)
+        rows[-1].append(name)
+        x += _wide(name)
+    return rows
+
+
+def _wide(name: str) -> float:
+    """Return how wide an entry of the legend is."""
+    return 66 + 1.1 * width_of(_MEANING[name], _TEXT)
 
 
 def _draw_head(out: Drawing, layout: _Layout, title: str) -> None:
     schedule = layout.schedule
-    sent = sorted({count / schedule.num_chunks for count in bytes_sent(schedule, schedule.num_chunks)})
-    cost = f"{sent[0]:.3g} S" if len(sent) == 1 else f"between {sent[0]:.3g} and {sent[-1]:.3g} S"
-    chunks = "" if schedule.num_chunks == 1 else f", cut into {schedule.num_chunks} chunks"
-    out.text(30, 44, cut(title, WIDTH - 60, 27), "name", size=23, bold=True)
-    told = (
-        f"{counted(schedule.world_size, 'rank')}, {counted(len(schedule.rounds), 'round')}. "
-        f"In all, each rank sends {cost}, where S is the size of the buffer{chunks}."
-    )
-    out.text(30, 73, told, "name", size=_TEXT)
-    sums = "The numbers and colours in it are the ranks whose values have been added up in it."
-    owners = "Its number and colour say whose values it holds."
-    what = "a chunk" if schedule.num_chunks > 1 else "the buffer"
-    out.text(30, 97, f"Each box is {what} of one rank. {sums if layout.num_bands > 1 else owners}", "name", size=_TEXT)
-    x = 30.0
-    for action in sorted({move.action for moves in schedule.rounds for move in moves}):
-        out.line([(x, 116), (x + 46, 116)], f"new{_STYLES[action]}")
-        out.text(x + 54, 121, _MEANING[action], "name", size=_TEXT)
-        x += 84 + width_of(_MEANING[action], _TEXT)
-    if schedule.rounds:
-        out.box(x, 108, 16, 16, "new")
-        out.text(x + 24, 121, "new in this round", "name", size=_TEXT)
-    if any(_is_ring(schedule, moves) for moves in schedule.rounds):
-        out.text(x + 190, 121, "The right edge goes on at the left one.", "name", size=_TEXT)
+    out.text(_EDGE, 32, cut(title, layout.width - 2 * _EDGE, _TITLE * 1.2), "name", size=_TITLE, bold=True)
+    for number, line in enumerate(layout.told):
+        out.text(_EDGE, 56 + _LINE * number, line, "name", size=_TEXT)
+    for row, names in enumerate(layout.legend):
+        x, y = float(_EDGE), 56 + _LINE * (len(layout.told) + row)
+        for name in names:
+            if name == "new":
+                out.box(x + 18, y - 12, 14, 14, "new")
+            elif name in _STYLES:
+                out.line([(x, y - 5), (x + 40, y - 5)], f"new{_STYLES[name]}")
+            out.text(x if name == "around" else x + 48, y, _MEANING[name], "name", size=_TEXT)
+            x += _wide(name)
     for rank in range(schedule.world_size):
         middle = _LEFT + (rank + 0.5) * layout.column
-        out.text(middle, 162, f"rank {rank}", f"rank fill c{rank}", at="middle", size=17, bold=True)
+        top = layout.top(0)
+        out.text(middle, top - 24, f"rank {rank}", f"rank fill c{rank}", at="middle", size=_TEXT, bold=True)
         for chunk in range(schedule.num_chunks if schedule.num_chunks > 1 else 0):
-            out.text(layout.middle(rank, chunk), 186, letter(chunk), at="middle", size=_SMALL)
+            out.text(layout.middle(rank, chunk), top - 7, letter(chunk), at="middle", size=_SMALL)
 
 
 def _draw_row(
@@ -204,7 +245,7 @@ def _draw_row(
     for left, kind in sorted(frames, key=lambda frame: frame[1], reverse=True):  # the new ones on top
         out.box(left, top, layout.cell, layout.height, kind)
     if row == 0:
-        out.text(30, top + layout.height / 2 + 5, "start", "name", size=_TEXT, bold=True)
+        out.text(_EDGE, top + layout.height / 2 + 5, "start", "name", size=_TEXT, bold=True)
 
 
 def _slots(value: Content | None, num_bands: int) -> dict[int, int]:
@@ -222,17 +263,17 @@ def _draw_round(out: Drawing, layout: _Layout, row: int, moves: Round) -> None:
         if is_ring and move.source == last:
             # Out at the right edge, in at the left one, in step with the other arrows.
             around = (last + 1) * layout.column
-            _arrow(out, move, (tail, top), (head + around, bottom), (_LEFT, WIDTH - 18))
-            _arrow(out, move, (tail - around, top), (head, bottom), (_LEFT - 22, WIDTH))
+            _arrow(out, move, (tail, top), (head + around, bottom), (_LEFT, layout.width - 8))
+            _arrow(out, move, (tail - around, top), (head, bottom), (_LEFT - 8, layout.width))
         else:
-            _arrow(out, move, (tail, top), (head, bottom), (0, WIDTH))
+            _arrow(out, move, (tail, top), (head, bottom), (0, layout.width))
     sent = sorted({sum(move.source == rank for move in moves) for rank in {move.source for move in moves}})
     chunks = layout.schedule.num_chunks
     shares = [f"{count / math.gcd(count, chunks):.0f}/{chunks / math.gcd(count, chunks):.0f}" for count in sent]
     sizes = " or ".join("S" if share == "1/1" else share.removesuffix("/1") + " S" for share in shares)
     middle = (top + bottom) / 2
-    out.text(30, middle - 5, f"round {row + 1}", "name", size=_TEXT, bold=True)
-    out.text(30, middle + 16, f"send {sizes}", size=_SMALL)
+    out.text(_EDGE, middle - 5, f"round {row + 1}", "name", size=_TEXT, bold=True)
+    out.text(_EDGE, middle + 16, f"send {sizes}", size=_SMALL)
 
 
 def _is_ring(schedule: Schedule, moves: Round) -> bool:
@@ -251,7 +292,7 @@ def _arrow(
         return (kept, y1 + (kept - x1) / (x2 - x1) * (y2 - y1)) if kept != x else (x, y1 if x == x1 else y2)
 
     out.line([inside(x1), inside(x2)], f"line c{move.source}{_STYLES[move.action]}")
-    if x2 <= WIDTH - _RIGHT:  # else its head is drawn where it comes in again
+    if x2 <= out.width - _RIGHT:  # else its head is drawn where it comes in again
         length = math.hypot(x2 - x1, y2 - y1)
         along = (x2 - x1) / length, (y2 - y1) / length
         base = x2 - 11 * along[0], y2 - 11 * along[1]

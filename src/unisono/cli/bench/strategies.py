@@ -46,7 +46,7 @@ def strategies(recipe: str, workers: int, strategies: str, picture: str | None, 
         from unisono.report.bench_section import strategies_section
         from unisono.report.picture import draw_section
 
-        draw_section(strategies_section(rows, f"{recipe}: {workers} workers"), picture)
+        draw_section(strategies_section(rows, f"{recipe}, {workers} workers"), picture)
     answer(rows, as_json, lambda: strategies_table(rows))
 
 
