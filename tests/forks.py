@@ -81,7 +81,8 @@ def _be(task: str, folder: str, variables: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    import torch._dynamo  # 1.7 s of CPU for each rank that makes an optimizer without a run
+    import torch._dynamo  # noqa: F401 - 1.7 s of CPU for each rank that makes an optimizer without a run
+
     import unisono.train.run  # noqa: F401 - what each rank would load
 
     for line in sys.stdin:
