@@ -139,6 +139,16 @@ class Parts:
         if not step & (step - 1):
             self._between.check_parameters()
 
+    def check_iteration(self, step: int, *, speaks: bool) -> None:
+        """See `check_loop`, before a step; warn of numbers that the loop keeps, where this rank `speaks`."""
+        self.check_loop(step)
+        self.unkept.look_at_numbers(step, speaks=speaks)
+
+    def end_iteration(self, step: int) -> None:
+        """See `check_loop`, at the end of the loop's body."""
+        self.check_loop(step)
+        self.unkept.end_iteration()
+
     def check_groups(self) -> None:
         """Refuse (`StepError`) an optimizer with new groups: a resumed run would not have them when it loads."""
         for name, each in self.optimizers.items():

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,3 +157,138 @@ def test_an_average_that_is_only_evaluated(toy, tmp_path, is_registered):
     found = [str(each.message) for each in told]
     assert len(found) == (not is_registered)
     assert is_registered or "an AveragedModel is updated that no checkpoint holds" in found[0]
+
+
+class Tracker:
+    """Numbers of the program's own."""
+
+    def __init__(self):
+        self.ema, self.calls, self.history, self.table, self.seen = 0.0, 0, [], {"newest": 0.0}, 0
+
+    def update(self, value):
+        self.ema = 0.9 * self.ema + 0.1 * value
+        self.history.append(value)
+        self.table["newest"] = value
+
+    @property
+    def scale(self):
+        return 1 + self.ema
+
+    def last(self):
+        return sum(self.history[-1:])
+
+    def state_dict(self):
+        return {"ema": self.ema}
+
+    def load_state_dict(self, state):
+        self.ema = state["ema"]
+
+
+class Counter(Tracker):
+    """One that counts by itself."""
+
+    def tick(self):
+        self.calls += 1
+        self.ema = self.calls / 10
+
+
+class Plan(SimpleNamespace):
+    """One that is told the step's number."""
+
+    def at(self, step):
+        self.ema = step / 10
+
+
+class Layer(nn.Module):
+    """A module with a number, as layers remember for how long a text their tables are."""
+
+    def __init__(self):
+        super().__init__()
+        self.ema = 0.0
+
+
+def setattr_ema(tracker, value):
+    tracker.ema = value
+
+
+def set_ema(tracker, value):
+    tracker["ema"] = value
+
+
+def log(tracker):
+    """What a loss writes for others to read."""
+    tracker.seen = tracker.seen + 0
+    return 0
+
+
+def weigh(toy, read, *, before=lambda *_: None, after=lambda *_: None, tracker=None, is_registered=False, **settings):
+    """Weigh the loss by what `read` finds in a tracker, which the loop changes; return what was told, and the run."""
+    tracker = tracker or Tracker()
+    with warnings.catch_warnings(record=True) as told, toy.run(**settings) as (run, model, _):
+        warnings.simplefilter("always")
+        if is_registered:
+            run.register("tracker", tracker)
+
+        def loss(micro):
+            return F.cross_entropy(model(micro.x), micro.y) * (1 + read(tracker))
+
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            before(tracker, batch.step)
+            after(tracker, run.step(batch, loss))
+    return [str(each.message) for each in told], run
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "loop"),
+    [
+        ("tracker.ema", lambda tracker: tracker.ema, {"after": Tracker.update}),
+        ("tracker.ema", lambda tracker: tracker.scale, {"after": Tracker.update}),
+        ("tracker.history", lambda tracker: tracker.last(), {"after": Tracker.update}),
+        ("tracker.table['newest']", lambda tracker: tracker.table["newest"], {"after": Tracker.update}),
+        (
+            "tracker.ema",
+            lambda tracker: tracker.ema,
+            {"before": lambda tracker, _: tracker.tick(), "tracker": Counter()},
+        ),
+        ("tracker.ema", lambda tracker: tracker.ema, {"after": setattr_ema, "tracker": SimpleNamespace(ema=0.0)}),
+        ("tracker['ema']", lambda tracker: tracker["ema"], {"after": set_ema, "tracker": {"ema": 0.0}}),
+    ],
+    ids=["method", "property", "list", "table", "before", "namespace", "dictionary"],
+)
+def test_a_number_that_the_loop_changes(toy, name, read, loop):
+    told, _ = weigh(toy, read, **loop)
+    assert len(told) == 1
+    assert told[0].startswith(f"step 2: {name!r}, which the loss function can reach, is changed by the loop, and no")
+    assert "run.register('tracker', tracker), before the loop, saves and restores an object with" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("read", "loop"),
+    [
+        (lambda tracker: tracker.ema, {"after": Tracker.update, "is_registered": True}),
+        (lambda tracker: tracker.ema, {"before": Plan.at, "tracker": Plan()}),
+        (lambda tracker: tracker.seen, {"after": Tracker.update}),
+        (lambda tracker: log(tracker), {"after": lambda tracker, _: vars(tracker).update(seen=0)}),
+        (lambda tracker: tracker.ema, {"after": setattr_ema, "tracker": Layer()}),
+    ],
+    ids=["registered", "of the step", "not read", "the loss's own", "a module's"],
+)
+def test_numbers_that_are_not_told(toy, read, loop):
+    assert weigh(toy, read, **loop)[0] == []
+
+
+def test_a_number_keeps_a_worker_from_joining(toy, tmp_path):
+    _, run = weigh(toy, lambda tracker: tracker.ema, after=Tracker.update, out=tmp_path)
+    with pytest.raises(ConfigError, match=r"'tracker.ema', which the loss function can reach"):
+        Newcomers(run._progress, run._joined.record).given()
+
+
+def test_what_happens_between_two_loops_is_done_again_by_a_resumed_run(toy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with toy.run() as (run, model, _):
+            tracker, loader = Counter(), run.loader(toy.data, batch_size=56)
+            for epoch in range(4):
+                for batch in run.steps(loader, epochs=epoch + 1):
+                    run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y) * tracker.scale)
+                tracker.tick()

@@ -38,6 +38,7 @@ class DoneLoops:
 
     def begin(self, done: int, last: int) -> None:
         """Look at a loop that is about to begin, up to step `last`, of a run that has done `done`."""
+        self._parts.unkept.forget()
         if self._kept is not None:
             self._put_back(self._kept)
         if (
