@@ -45,9 +45,9 @@ class DoneLoops:
             0 < done < last
             and not self._has_looked
             and (current_world().is_leader or current_world().joins is not None)
+            and (text := describe_loop_carried(inspect.currentframe()))
         ):
-            for text in describe_loop_carried(inspect.currentframe()):
-                warn(text)
+            warn(text)
         self._has_looked = True
         if last <= done:
             for each in self._parts.optimizers.values():  # earlier; torch warns of schedules otherwise
