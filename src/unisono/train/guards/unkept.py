@@ -222,7 +222,8 @@ def _instructions(code: CodeType) -> tuple[set[str], set[str]]:
 
 def _last(name: str) -> str:
     """Return the last name in a place: of ``tracker.history`` and of ``state['history']`` it is ``history``."""
-    return ["", *re.findall(r"[^\W\d]\w*", name)][-1]
+    found: list[str] = re.findall(r"[^\W\d]\w*", name)
+    return found[-1] if found else ""
 
 
 def _describe(names: list[str]) -> str:
