@@ -147,10 +147,10 @@ class Parts:
         self.check_loop(step)
         self.unkept.look_at_numbers(step, speaks=speaks)
 
-    def end_iteration(self, step: int) -> None:
-        """See `check_loop`, at the end of the loop's body."""
+    def end_iteration(self, step: int, *, speaks: bool) -> None:
+        """See `check_loop`, at the end of the loop's body; warn of parameters that nothing trains."""
         self.check_loop(step)
-        self.unkept.end_iteration()
+        self.unkept.end_iteration(step, speaks=speaks)
 
     def check_groups(self) -> None:
         """Refuse (`StepError`) an optimizer with new groups: a resumed run would not have them when it loads."""

@@ -120,7 +120,7 @@ def test_what_stays_is_not_told(toy):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with toy.run() as (run, model, _):
-            teacher = copy.deepcopy(model)
+            teacher = copy.deepcopy(model).requires_grad_(False)
             teacher.others = [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj(), torch.empty(0),
                               torch.empty(2, device="meta"), nn.UninitializedParameter(),
                               torch.ones(2, 3, dtype=torch.bfloat16).T, torch.tensor(True)]  # fmt: skip
@@ -140,6 +140,43 @@ def test_it_is_not_handed_to_a_worker_that_joins(toy, tmp_path):
         Newcomers(run._progress, run._joined.record).given()
     run = train(toy, lerp, register=lambda teacher: teacher, out=tmp_path / "kept")
     Newcomers(run._progress, run._joined.record).given()
+
+
+def go_through(toy, head, *, after=lambda: None, **settings):
+    """Train through a module beside the prepared model; return what was told."""
+    with warnings.catch_warnings(record=True) as told, toy.run(**settings) as (run, model, _):
+        warnings.simplefilter("always")
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(head(model(micro.x)), micro.y))
+            after()
+    return [str(each.message) for each in told]
+
+
+@pytest.mark.parametrize("strategy", ["exact", "ddp"])
+def test_parameters_that_learn_and_that_nothing_trains(toy, strategy):
+    """An optimizer for them, made after run.prepare(), does nothing."""
+    head = nn.Linear(4, 4)
+    torch.optim.SGD(head.parameters(), lr=0.1)
+    [told] = go_through(toy, head, strategy=strategy)
+    place = "head.weight (4, 4)" if strategy == "exact" else "(4, 4)"
+    assert told.startswith("step 1: the loss sends gradients to trainable parameters that are in no prepared model")
+    assert f"stay as they are: {place}, .... Hint: make them part of the model" in told
+
+
+def test_parameters_beside_the_model_that_are_not_told(toy):
+    """Frozen ones, those that the loop trains by gradients of its own, and tensors that are no parameters."""
+    assert go_through(toy, nn.Linear(4, 4).requires_grad_(False)) == []
+    head = nn.Linear(4, 4)
+
+    def train():
+        head.zero_grad()
+        for each in head.parameters():
+            each.data = each.data.clone()
+            each.requires_grad_(False).add_(0.1).requires_grad_(True)
+
+    assert all("sends gradients" not in each for each in go_through(toy, head, after=train))
+    ones = torch.ones(4, requires_grad=True)
+    assert go_through(toy, lambda out: out * ones) == []
 
 
 @pytest.mark.parametrize("is_registered", [False, True])

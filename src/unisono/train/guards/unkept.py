@@ -2,14 +2,15 @@
 
 Every rank changes it alike, so no comparison of ranks finds it; but a resumed run, or a worker that joins, begins
 with the first values, and trains other weights. Looked at in the steps of `Repeated`: tensors as one such step leaves
-them and as the next one finds them, numbers at the end of the iteration and before the next step.
+them and as the next one finds them, numbers at the end of the iteration and before the next step. Of parameters that
+nothing trains, though they learn: which the loss has reached in a step, and the loop has not changed after it.
 """
 
 import dis
 import re
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any, final
 
@@ -49,6 +50,8 @@ class Unkept:
         self._ended: dict[str, _Entries] | None = None  # the same, at the end of the iteration
         self._codes: list[tuple[CodeType, bool]] = []
         self._changing = set[str]()
+        self._idle: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._is_idle_told = False
         self.names: list[str] = []
         self.numbers: list[str] = []
 
@@ -79,8 +82,18 @@ class Unkept:
         if self.names and speaks:
             warn(f"step {step}: {_describe(self.names)} {_TENSORS}")
 
-    def end_iteration(self) -> None:
-        """Note numbers once more, at the end of the loop's body: what has changed lasts into the next iteration."""
+    def note_leaves(self, leaves: Iterable[Tensor]) -> None:
+        """Note to which tensors outside of the prepared model a loss sends gradients."""
+        if not self._is_idle_told:
+            self._idle |= {id(each): (weakref.ref(each), each._version) for each in leaves if _is_parameter(each)}
+
+    def end_iteration(self, step: int, *, speaks: bool) -> None:
+        """Note numbers once more, at the end of the loop's body: what has changed lasts into the next iteration.
+
+        Parameters that nothing has trained by then are warned of, once, where this rank `speaks`.
+        """
+        if self._idle:
+            self._tell_idle(step, speaks=speaks)
         if self._holders:
             self._ended = {name: _entries(name, holder) for name, (holder, _) in self._holders.items()}
 
@@ -123,6 +136,27 @@ class Unkept:
             return ""
         return f"{_describe(self.names + self.numbers)} {_TENSORS if self.names else _NUMBERS}"
 
+    def _tell_idle(self, step: int, *, speaks: bool) -> None:
+        trained = {id(each) for model in _prepared for each in model.parameters()}
+        reached = [(each, version) for made, version in self._idle.values() if (each := made()) is not None]
+        idle = [
+            each for each, version in reached
+            if each._version == version and each.requires_grad and id(each) not in trained
+        ]  # fmt: skip
+        self._idle = {}
+        if not idle or self._is_idle_told:
+            return
+        self._is_idle_told = True
+        places = {id(made()): name for name, (made, *_) in self._noted.items()}
+        first = f"{places.get(id(idle[0]), '')} {tuple(idle[0].shape)}".lstrip()
+        if speaks:
+            warn(
+                f"step {step}: the loss sends gradients to trainable parameters that are in no prepared model, and "
+                f"stay as they are: {first}{', ...' if len(idle) > 1 else ''}. Hint: make them part of the model, and "
+                "of its optimizer, before run.prepare(): nn.ModuleDict({'body': body, 'head': head}); "
+                "requires_grad_(False) if they are not to learn."
+            )
+
     def _is_of_the_loss(self, name: str) -> bool:
         return any(each == name or each.startswith(f"{name}[") for each in self._changing)
 
@@ -146,6 +180,10 @@ def _sample(tensor: Tensor) -> bytes:
         return b""
     flat = tensor.detach().resolve_conj().resolve_neg().flatten()
     return flat[:: -(-flat.numel() // _SAMPLE)].contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _is_parameter(leaf: Tensor) -> bool:
+    return isinstance(leaf, nn.Parameter) and not is_lazy(leaf) and not leaf.is_inference()
 
 
 def _entries(place: str, holder: Any) -> _Entries:

@@ -131,7 +131,7 @@ class Stepper:
                 progress.leave(parts, is_whole=progress.done < step or progress.stopped_by is not None)
                 raise
             self._end(batch)
-            parts.end_iteration(step)
+            parts.end_iteration(step, speaks=setting.transport.rank == 0)
             if progress.stopped_by is not None:
                 break
             if progress.done != step:
