@@ -25,7 +25,7 @@ from unisono.system.words import counted
 from unisono.train.evaluate import BATCH_SIZE, Predict, check_predict, checked_limit
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
-from unisono.train.guards.names import AnswersNames
+from unisono.train.guards.names import AnswersNames, refuse_setting
 from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.joined import Joined
@@ -52,6 +52,12 @@ class RunState(AnswersNames):
     _progress: RunProgress
     _registered: dict[str, Any]
     _stepper: Stepper | None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; `AttributeError` for a setting of a run that is made."""
+        if "_progress" in vars(self):
+            refuse_setting(name, value)
+        super().__setattr__(name, value)
 
     @answers_keywords
     def load_weights(
