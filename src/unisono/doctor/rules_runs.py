@@ -126,7 +126,7 @@ def loop_variable(source: Source) -> Iterator[Mistake]:
                 f"`{found.name}` is carried from iteration to iteration by the loop, and decides in line "
                 f"{found.reached} what is trained: it starts over when a run is resumed, or a worker joins"
             )
-            hint = f"compute it from batch.step; or an object with state_dict() in run.register({found.name!r}, ...)."
+            hint = "compute it from batch.step; or keep it in a dictionary that run.register(name, dictionary) saves."
             yield Mistake(found.line, "warn", told, hint)
 
 

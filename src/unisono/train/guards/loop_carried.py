@@ -43,5 +43,5 @@ def _words(found: Sequence[LoopVariable]) -> str:
         f"{'decides' if is_one else 'decide'} in line {lines} what is trained. No checkpoint holds "
         f"{'it: it starts' if is_one else 'them: they start'} over with this launch, so that the result depends on "
         f"where the run was interrupted. Hint: compute {'it' if is_one else 'them'} from batch.step or batch.epoch; or "
-        f"run.register({first!r}, object) keeps what has state_dict() and load_state_dict()."
+        f"run.register({first!r}, object) keeps a dictionary, or what has state_dict() and load_state_dict()."
     )

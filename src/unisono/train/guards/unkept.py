@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from unisono.system.messages import warn
 from unisono.train.guards.kept_state import KeptState
+from unisono.train.kept_dict import KeptDict
 
 _SAMPLE, _MOST_ENTRIES = 256, 64
 _READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CONST")
@@ -115,10 +116,7 @@ class Unkept:
         if not changed:
             return
         read, written = _accessed(codes)
-        nothing = nn.Module()
-        held = {
-            id(holder) for each in self._registered.values() for holder in KeptState(each, nothing).holders.values()
-        }
+        held = {id(holder) for each in self._states() for holder in each.holders.values()}
         self.numbers = [
             name for name, holder in changed
             if id(holder) not in held and _last(name) in read - written and not self._is_of_the_loss(name)
@@ -166,11 +164,16 @@ class Unkept:
 
     def _kept(self) -> Iterator[Tensor]:
         """Yield the tensors that the registered objects hold, and the runs' models."""
-        nothing = nn.Module()
         for model in _prepared:
             yield from (*model.parameters(), *model.buffers())
+        for each in self._states():
+            yield from each.tensors.values()
+
+    def _states(self) -> Iterator[KeptState]:
+        """Yield what each registered object reaches."""
+        nothing = nn.Module()
         for each in self._registered.values():
-            yield from KeptState(each, nothing).tensors.values()
+            yield KeptState(each.kept if isinstance(each, KeptDict) else each, nothing)
 
 
 def _sample(tensor: Tensor) -> bytes:
@@ -277,6 +280,6 @@ _TENSORS = (
     "load_state_dict(); a tensor of its own goes into a module by register_buffer(name, tensor)."
 )
 _NUMBERS = (
-    "run.register('tracker', tracker), before the loop, saves and restores an object with state_dict() and "
-    "load_state_dict(); or compute it from batch.step, before run.step()."
+    "run.register('tracker', tracker), before the loop, saves and restores a dictionary, or an object with "
+    "state_dict() and load_state_dict(); or compute it from batch.step, before run.step()."
 )
