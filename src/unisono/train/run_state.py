@@ -66,6 +66,8 @@ class RunState(AnswersNames):
     ) -> Loaded:
         """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
 
+        The model stays in the mode in which it is: a new one is in training mode.
+
         Args:
             path: Read by the leader alone; as `unisono.load_weights` takes it.
             model: One that `prepare` will get. None: the one that it has got.
