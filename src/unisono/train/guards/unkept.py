@@ -3,7 +3,7 @@
 Every rank changes it alike, so no comparison of ranks finds it; but a resumed run, or a worker that joins, begins
 with the first values, and trains other weights. Looked at in the steps of `Repeated`: tensors as one such step leaves
 them and as the next one finds them, numbers at the end of the iteration and before the next step. Of parameters that
-nothing trains, though they learn: which the loss has reached in a step, and the loop has not changed after it.
+nothing trains: to which the loss has sent gradients in a step, and which the loop has not changed after it.
 """
 
 import dis
@@ -22,7 +22,7 @@ from unisono.system.messages import warn
 from unisono.train.guards.kept_state import KeptState
 from unisono.train.kept_dict import KeptDict
 
-_SAMPLE, _MOST_ENTRIES = 256, 64
+_SAMPLE, _MOST_ENTRIES, _LONGEST = 256, 64, 4096
 _READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CONST")
 _NOT_CALLED = ("__init__", "__repr__", "__str__", "__setattr__", "__post_init__", "__getstate__", "__setstate__")
 _Entries = dict[str, Any]
@@ -209,17 +209,18 @@ def _is_plain(value: Any) -> bool:
     """Whether a value is a number or a text, or a small tuple of them."""
     if type(value) is tuple:
         return len(value) <= _MOST_ENTRIES and all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
+    if type(value) in (int, str):  # a long one is no setting, and slow to compare
+        return (value.bit_length() if type(value) is int else len(value)) <= _LONGEST
+    return value is None or type(value) in (bool, float)
 
 
 def _changed(holder: Any, noted: _Entries, ended: _Entries, now: _Entries) -> list[str]:
     """Return the places of what lasts from one iteration into the next, and has changed."""
-    by_methods = _made_of_itself(type(holder))
-    return [
-        name for name in {**noted, **ended}
-        if (noted.get(name) != ended.get(name) and ended.get(name) == now.get(name))
-        or (ended.get(name) != now.get(name) and _last(name) in by_methods)
-    ]  # fmt: skip
+    names = {**noted, **ended}
+    lasting = [name for name in names if noted.get(name) != ended.get(name) and ended.get(name) == now.get(name)]
+    moved = [name for name in names if ended.get(name) != now.get(name)]
+    by_methods = _made_of_itself(type(holder)) if moved else set()
+    return [*lasting, *(name for name in moved if _last(name) in by_methods)]
 
 
 def _made_of_itself(kind: type) -> set[str]:
