@@ -241,7 +241,7 @@ class Layer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.ema = 0.0
+        self.ema, self.table = 0.0, {"ema": 0.0}
 
 
 def setattr_ema(tracker, value):
@@ -254,7 +254,7 @@ def set_ema(tracker, value):
 
 def log(tracker):
     """What a loss writes for others to read."""
-    tracker.seen = tracker.seen + 0
+    tracker.seen += 1
     return 0
 
 
@@ -311,8 +311,20 @@ def test_a_number_that_the_loop_changes(toy, name, read, loop):
         (lambda tracker: tracker.seen, {"after": Tracker.update}),
         (lambda tracker: log(tracker), {"after": lambda tracker, _: vars(tracker).update(seen=0)}),
         (lambda tracker: tracker.ema, {"after": setattr_ema, "tracker": Layer()}),
+        (
+            lambda tracker: tracker.table["ema"],
+            {"after": lambda layer, _: layer.table.update(ema=1), "tracker": Layer()},
+        ),
     ],
-    ids=["registered", "a registered dictionary", "of the step", "not read", "the loss's own", "a module's"],
+    ids=[
+        "registered",
+        "a registered dictionary",
+        "of the step",
+        "not read",
+        "the loss's own",
+        "a module's",
+        "held by a module",
+    ],
 )
 def test_numbers_that_are_not_told(toy, read, loop):
     assert weigh(toy, read, **loop)[0] == []

@@ -126,6 +126,7 @@ class KeptState:
         elif isinstance(value, type):
             if not _is_library(value):
                 yield from _of_class(value)
+                yield from ((name, base, None) for base in value.__bases__)
         elif type(value) in _NAMESPACES or not (isinstance(value, ModuleType) or _is_library(type(value))):
             self._hold(name, value)
             yield from _of_attributes(name, value)
