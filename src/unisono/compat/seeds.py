@@ -71,7 +71,7 @@ def give_replicas(
     """
     ranks = run.world.world_size
     if not is_told and accumulation > 1 and run._record.recorded("replicas")[0] is None:
-        run.replicas *= accumulation
+        vars(run)["replicas"] *= accumulation  # a program may not set it
         run.placement[:] = run.strategy.place(run.replicas, ranks)
         run._progress.facts["replicas"] = run.replicas
     processes, rest = divmod(run.replicas, accumulation)
