@@ -9,6 +9,12 @@ from unisono.determinism.loop_variables import loop_variables
 LOOP = "for batch in run.steps(loader):\n"
 STEP = "    run.step(batch, f)\n"
 ZIP = "    for a, q in zip(avg, model.parameters()):\n        a.mul_(0.9).add_(q.detach(), alpha=0.1)\n"
+TRACKER = (
+    "class Tracker:\n    def __init__(self):\n        self.ema = self.n = 0\n    def update(self, loss):\n"
+    "        self.ema = 0.9 * self.ema + 0.1 * loss\n    def set(self, step):\n        self.n = step\n"
+    "    def factor(self):\n        return 1 + self.ema\ntracker = Tracker()\n"
+)
+UPDATE = "    tracker.update(run.step(batch, f))\n"
 REACHING = {
     "k, in the loss": f"k = 0\n{LOOP}    k += 1\n    w = 1 + 0.1 * k\n    run.step(batch, lambda m: w * f(m))\n",
     "k, in a function": f"k = 0\ndef loss(m):\n    return f(m) * k\n{LOOP}    k = k + 1\n    run.step(batch, loss)\n",
@@ -20,8 +26,15 @@ REACHING = {
     "rng": f"rng = np.random.default_rng(0)\n{LOOP}    w = rng.random()\n    run.step(batch, lambda m: w * f(m))\n",
     "k, in a schedule": f"k = 0\n{LOOP}{STEP}    k += 1\n    if k == 6:\n        for g in opt.param_groups:\n"
     "            g['lr'] *= 0.1\n",
-    "bad": f"best, bad = 9, 0\n{LOOP}{STEP}    score = run.evaluate(d, p, m)\n    if score < best:\n"
+    "best, bad": f"best, bad = 9, 0\n{LOOP}{STEP}    score = run.evaluate(d, p, m)\n    if score < best:\n"
     "        best, bad = score, 0\n    else:\n        bad += 1\n    if bad > 3:\n        break\n",
+    "best": f"{LOOP}{STEP}    if value < best:\n        best = value\n    else:\n"
+    "        opt.param_groups[0]['lr'] = 0.1\n",
+    "tracker, in the loss": f"{TRACKER}{LOOP}    tracker.update(run.step(batch, lambda m: tracker.ema * f(m)))\n",
+    "tracker, by a method": f"{TRACKER}def loss(m):\n    return f(m) * tracker.factor()\n{LOOP}"
+    "    value = run.step(batch, loss)\n    tracker.update(value)\n",
+    "tracker, in a condition": f"{TRACKER}{LOOP}{UPDATE}    if tracker.ema < 1:\n        break\n",
+    "tracker, in a setting": f"{TRACKER}{LOOP}{UPDATE}    opt.param_groups[0]['lr'] = tracker.factor()\n",
     "i": "for i, batch in enumerate(run.steps(loader)):\n    run.step(batch, lambda m: f(m) / (i + 1))\n",
 }
 HARMLESS = {
@@ -42,6 +55,14 @@ HARMLESS = {
     "an average that is evaluated": f"{LOOP}{STEP}{ZIP}",
     "a generator for each step": f"{LOOP}    rng = np.random.default_rng(batch.step)\n    w = rng.random()\n"
     "    run.step(batch, lambda m: w * f(m))\n",
+    "an object that is shown": f"{TRACKER}{LOOP}{UPDATE}    print(tracker.ema)\n    run.record(ema=tracker.ema)\n",
+    "one that is registered": f"{TRACKER}run.register('tracker', tracker)\n{LOOP}{UPDATE}    if tracker.ema < 1:\n"
+    "        break\n",
+    "one that is told the step": f"{TRACKER}{LOOP}    tracker.set(batch.step)\n"
+    "    run.step(batch, lambda m: f(m) * tracker.n)\n",
+    "one for each step": f"{TRACKER}{LOOP}    tracker = Tracker()\n{UPDATE}    if tracker.ema < 1:\n        break\n",
+    "what is made when it is first needed": f"{LOOP}    if table is None:\n        table = make()\n"
+    "    run.step(batch, lambda m: f(m, table))\n",
     "another loop": f"k = 0\nfor x in data:\n    k += 1\n    train(k)\n{LOOP}{STEP}",
 }
 
@@ -53,8 +74,9 @@ def found(text):
 @pytest.mark.parametrize("name", REACHING)
 def test_what_reaches_the_training_is_found(name):
     """By its name, at the line where the loop changes it."""
-    [(variable, line, reached)] = found(REACHING[name])
+    [(variable, line, reached), *others] = found(REACHING[name])
     assert variable == name.partition(",")[0]
+    assert [each[0] for each in others] == ["bad"] * (name == "best, bad")
     assert variable in line or "zip" in line
     assert reached > 1 or "enumerate" in line
 

@@ -245,6 +245,60 @@ CASES = [
         "m = torch.nn.Sequential(a, torch.nn.Softmax(1))\ntorch.nn.functional.mse_loss(m(x), y)",
     ),
     (
+        "softmax-and-cross-entropy",
+        "def loss(m):\n    p = model(m.x).softmax(1)\n    return torch.nn.functional.cross_entropy(p, m.y)  # <-",
+        "def loss(m):\n    p = model(m.x)\n    show(torch.softmax(p, 1))\n"
+        "    return torch.nn.functional.cross_entropy(p, m.y)",
+    ),
+    (
+        "softmax-and-cross-entropy",
+        "class Net(torch.nn.Module):\n    def forward(self, x):\n        x = self.fc(x)\n"
+        "        return torch.softmax(x, 1)\nmodel = Net()\n"
+        "loss = lambda m: torch.nn.functional.cross_entropy(model(m.x), m.y)  # <-",
+        "class Attention(torch.nn.Module):\n    def forward(self, x):\n        return torch.softmax(x, 1)\n"
+        "class Net(torch.nn.Module):\n    def forward(self, x):\n        return self.attention(x)\nmodel = Net()\n"
+        "loss = lambda m: torch.nn.functional.cross_entropy(model(m.x), m.y)",
+    ),
+    (
+        "classes-for-accuracy",
+        f"{RUN}run.evaluate(d, lambda m: (model(m.x).argmax(1), m.y), {{'a': unisono.Accuracy()}})  # <-",
+        f"{RUN}run.evaluate(d, lambda m: (model(m.x), m.y), {{'a': unisono.Accuracy()}})\n"
+        "run.evaluate(d, lambda m: (model(m.x).argmax(1), m.y), {'a': Own()})",
+    ),
+    (
+        "classes-for-accuracy",
+        "from unisono import Accuracy\ndef predict(m):\n    found = model(m.x).max(1)[1]\n    return found, m.y  # <-\n"
+        "run.evaluate(d, predict, metrics={'a': Accuracy()})",
+        "from unisono import Accuracy\ndef predict(m):\n    found = model(m.x)\n    show(found.argmax(1))\n"
+        "    return found, m.y\nrun.evaluate(d, predict, {'a': Accuracy()})",
+    ),
+    (
+        "classes-for-accuracy",
+        f"{RUN}a = unisono.Accuracy()\na.update(out.argmax(1), y)  # <-",
+        f"{RUN}a = unisono.Accuracy()\na.update(out, y)\nb.update(out.argmax(1), y)",
+    ),
+    (
+        "divided-loss",
+        f"{RUN}def f(m):\n    loss = ce(model(m.x), m.y)\n    return loss / 4  # <-\nrun.step(batch, f)",
+        f"{RUN}def f(m):\n    loss = ce(model(m.x), m.y) + mse(m)\n    return loss / 2\nrun.step(batch, f)\n"
+        "def g(loss):\n    return loss / 4",
+    ),
+    (
+        "divided-loss",
+        f"{RUN}run.step(batch, lambda m: ce(model(m.x), m.y) / accumulation_steps)  # <-",
+        f"{RUN}run.step(batch, lambda m: (ce(m) + ce(n)) / 2)\nrun.step(batch, lambda m: ce(model(m.x / 2), m.y) / t)",
+    ),
+    (
+        "divided-loss",
+        f"{RUN}def f(m):\n    loss = ce(m)\n    loss /= args.grad_accum  # <-\n    return loss\nrun.step(batch, f)",
+        f"{RUN}def f(m):\n    loss = ce(m)\n    x = loss / 4\n    return loss\nrun.step(batch, f)",
+    ),
+    (
+        "divided-loss",
+        f"{RUN}def f(m):\n    loss = ce(m)\n    loss = loss / 8  # <-\n    return loss\nrun.step(batch, f)",
+        f"{RUN}def f(m):\n    loss = ce(m)\n    return loss / len(m.y)\nrun.step(batch, f)",
+    ),
+    (
         "save-on-every-rank",
         "from unisono import Run\nrun = Run()\ntorch.save(x, 'a.pt')  # <-",
         "from unisono import Run\nrun = Run()\nif run.world.is_leader:\n    torch.save(x, 'a.pt')",

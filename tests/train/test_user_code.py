@@ -229,6 +229,34 @@ def test_registered_parts_are_restored(toy, tmp_path):
         next(run.steps(run.loader(toy.data, batch_size=12), epochs=4))
 
 
+def test_a_registered_dictionary_is_filled_in_place(toy, tmp_path):
+    """What the program holds of it stays its own; a loss that reads it has the same bits after a kill."""
+
+    def train(out=None, stop_after=None):
+        with toy.run(out=out, checkpoint_every=2) as (run, model, _):
+            seen, mean, table = [0.0], torch.zeros(2), np.zeros(2)
+            state = {"n": 0, "ema": 0.0, "deep": {"seen": seen}, "mean": mean, "table": table, "gone": 1}
+            run.register("state", state)
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
+                loss = run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y) * (1 + state["ema"]))
+                state["n"] += 1
+                state["ema"] = 0.9 * state["ema"] + 0.1 * loss
+                state.pop("gone", None)
+                state["late"] = batch.step
+                seen.append(loss)
+                mean += loss
+                table += loss
+                if batch.step == stop_after:
+                    break
+            assert state["deep"]["seen"] is seen and state["mean"] is mean and state["table"] is table
+            return run.fingerprint(), repr(state)
+
+    whole = train()
+    train(tmp_path, 7)
+    assert train(tmp_path) == whole
+    assert "'n': 10" in whole[1] and "gone" not in whole[1]
+
+
 def test_register_refuses(toy):
     """A name taken twice, an object without a state, and a call that comes too late."""
     with toy.run() as (run, _, optimizer):
@@ -238,6 +266,10 @@ def test_register_refuses(toy):
             run.register("it", scheduler)
         with pytest.raises(unisono.ConfigError, match="for 'number', got int"):
             run.register("number", 3)
+        with pytest.raises(
+            unisono.ConfigError, match=r"cannot save registered part 'state'\.teacher: .* got Linear\. Hint"
+        ):
+            run.register("state", {"teacher": torch.nn.Linear(1, 1)})
         next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
         with pytest.raises(unisono.ConfigError, match=r"before run\.steps"):
             run.register("late", scheduler)

@@ -112,7 +112,8 @@ def load_weights(
     """Put pretrained weights into a model: all of them checked first, then all of them swapped in.
 
     Build the optimizer and call `Run.prepare` afterwards: the weights are then part of the score. Call it on all ranks;
-    where only the leader has the file, `Run.load_weights` reads it there and hands the weights to all.
+    where only the leader has the file, `Run.load_weights` reads it there and hands the weights to all. The mode stays
+    as it is: a new model is in training mode, so call ``model.eval()`` before you use it.
 
     Args:
         model: Gets the values in its own dtype and place.

@@ -43,7 +43,7 @@ class Seeds(threading.local):
         self.pending = seed
         run = None if self._run is None else self._run()
         if run is not None:
-            run.seed, run.between = seed, Between(seed)
+            vars(run).update(seed=seed, between=Between(seed))  # which a program may not set
             run._progress.facts["seed"] = seed
         set_generators(seed)
 
@@ -71,7 +71,7 @@ def give_replicas(
     """
     ranks = run.world.world_size
     if not is_told and accumulation > 1 and run._record.recorded("replicas")[0] is None:
-        run.replicas *= accumulation
+        vars(run)["replicas"] *= accumulation
         run.placement[:] = run.strategy.place(run.replicas, ranks)
         run._progress.facts["replicas"] = run.replicas
     processes, rest = divmod(run.replicas, accumulation)

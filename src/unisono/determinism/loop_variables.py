@@ -1,7 +1,8 @@
 """Variables that a program's own loop over steps carries from iteration to iteration, and trains with (pure).
 
 In: a source. Out: names that an iteration of ``for batch in run.steps(...)`` makes of what the one before has left
-(``k += 1``, ``ema = f(ema)``, an own generator, ``enumerate``), and where they get into a step. A checkpoint does not
+(``k += 1``, ``ema = f(ema)``, ``if loss < best: best = loss``, an own generator, ``enumerate``; objects of a class of
+the file whose methods do so: ``tracker.update(loss)``), and where they get into a step. A checkpoint does not
 hold them, so that a resumed run is another one. What is only shown, logged or evaluated is of no interest. Names are
 followed through assignments, conditions and functions of the file, without regard to their order; what is reached
 otherwise is not seen.
@@ -44,10 +45,11 @@ def loop_variables(tree: ast.Module) -> Iterator[LoopVariable]:
         if isinstance(loop, ast.For) and any(_calls(loop.iter, "steps")):
             end = loop.end_lineno or loop.lineno
             begun = {name: line for name, line in made.items() if not loop.lineno <= line <= end}
-            found = {**begun, **_carried(loop)}
+            of_objects = _objects(tree, loop)
+            found = {**begun, **_carried(loop), **{name: line for name, (line, _) in of_objects.items()}}
             carried = {name: line for name, line in found.items() if not _is_part(name, kept)}
             for name, line in sorted(carried.items(), key=lambda item: item[1]):
-                reached = _reached(tree, loop, name)
+                reached = _reached(tree, loop, of_objects[name][1] if name in of_objects else {name})
                 if reached is not None:
                     yield LoopVariable(name, line, reached, range(loop.lineno, end + 1))
 
@@ -71,7 +73,9 @@ def _carried(loop: ast.For) -> dict[str, int]:
         if isinstance(node, ast.AugAssign):
             names = {_base(node.target)}
         elif isinstance(node, ast.Assign):
-            names = {_base(target) for target in node.targets} & _read(node.value)
+            names = {_base(each) for target in node.targets for each in _each_of(target)} & _read(node.value)
+        elif isinstance(node, ast.If) and not _asks_whether_there_is(node.test):
+            names = _read(node.test) & {each for inner in _below(node) for each in _targets(inner)}
         elif isinstance(node, ast.For):
             names = _written(node)
         else:
@@ -81,9 +85,44 @@ def _carried(loop: ast.For) -> dict[str, int]:
     return found
 
 
-def _reached(tree: ast.Module, loop: ast.For, name: str) -> int | None:
-    """Return the first line of the loop in which a variable, or what is made of it, gets into the training."""
-    names, before = {name}, 0
+def _objects(tree: ast.Module, loop: ast.For) -> dict[str, tuple[int, set[str]]]:
+    """Return objects of the file's classes with a method, called in the loop, that makes attributes of what they were.
+
+    By the object's name: the line of the call, and the names of these attributes and of the methods that read them.
+    """
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    inside = {*ast.walk(loop)}
+    fresh = {ast.unparse(each) for node in inside for each in _all_targets(node)}
+    found = dict[str, tuple[int, set[str]]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node not in inside:
+            kind = classes.get(ast.unparse(node.value.func))
+            methods = [each for each in kind.body if isinstance(each, ast.FunctionDef)] if kind else []
+            for target in {*map(ast.unparse, node.targets)} - fresh:
+                for call, method in ((call, each) for each in methods for call in _calls(loop, each.name)):
+                    if ast.unparse(call.func) == f"{target}.{method.name}" and (carried := _made_of_itself(method)):
+                        line, names = found.get(target, (call.lineno, set()))
+                        reading = {f"self.{each.name}" for each in methods if carried & _read(each)}
+                        names |= {target + each.removeprefix("self") for each in carried | reading}
+                        found[target] = line, names
+    return found
+
+
+def _made_of_itself(method: ast.FunctionDef) -> set[str]:
+    """Return the attributes that a method sets, if it makes one of them of what there was."""
+    body = [*ast.walk(method)]
+    written = {
+        each for node in body for target in _all_targets(node) for each in map(_base, _each_of(target))
+        if each.startswith("self.")
+    }  # fmt: skip
+    read = {ast.unparse(node) for node in body if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    grown = {_base(node.target) for node in body if isinstance(node, ast.AugAssign)}
+    return written if written & (read | grown) else set()
+
+
+def _reached(tree: ast.Module, loop: ast.For, names: set[str]) -> int | None:
+    """Return the first line of the loop in which one of `names`, or what is made of it, gets into the training."""
+    names, before = {*names}, 0
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     while len(names) > before:
         before = len(names)
@@ -166,7 +205,7 @@ def _all_targets(node: ast.AST) -> Iterable[ast.expr]:
 def _targets(node: ast.AST) -> Iterator[str]:
     """Yield the names that a statement gives values to, but those of parts: a log's entry makes no log of weights."""
     for target in _all_targets(node):
-        for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+        for each in _each_of(target):
             if isinstance(each, ast.Name) or (isinstance(each, ast.Attribute) and not _is_setting(each)):
                 yield ast.unparse(each)
 
@@ -195,6 +234,18 @@ def _root(node: ast.AST) -> str:
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _each_of(target: ast.expr) -> list[ast.expr]:
+    """Return the targets in a target: of ``best, bad`` both."""
+    return target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+
+
+def _asks_whether_there_is(test: ast.expr) -> bool:
+    """Whether a condition is that of something made when it is first needed: ``if table is None``."""
+    if isinstance(test, ast.Compare):
+        return any(isinstance(each, ast.Constant) and each.value is None for each in test.comparators)
+    return isinstance(test, ast.UnaryOp)
 
 
 def _base(target: ast.expr) -> str:

@@ -126,7 +126,7 @@ def loop_variable(source: Source) -> Iterator[Mistake]:
                 f"`{found.name}` is carried from iteration to iteration by the loop, and decides in line "
                 f"{found.reached} what is trained: it starts over when a run is resumed, or a worker joins"
             )
-            hint = f"compute it from batch.step; or an object with state_dict() in run.register({found.name!r}, ...)."
+            hint = "compute it from batch.step; or keep it in a dictionary that run.register(name, dictionary) saves."
             yield Mistake(found.line, "warn", told, hint)
 
 
@@ -143,11 +143,16 @@ def _is_made_within(source: Source, loop: ast.AST, owner: str) -> bool:
 def softmax_and_cross_entropy(source: Source) -> Iterator[Mistake]:
     """Probabilities for a loss that wants the numbers before them: it trains, slowly and to less."""
     hint = "leave the softmax out of training: torch's cross_entropy has it inside; apply it to what you show."
-    made = _cross_entropies(source)
+    made = _made_as(source, "torch.nn.CrossEntropyLoss")
     for call in source.nodes(ast.Call):
-        if _is_cross_entropy(source, call, made) and call.args and _is_softmax(source, call.args[0]):
-            told = "cross_entropy is given a softmax's output: the softmax is applied twice"
-            yield Mistake(call.lineno, "warn", told, hint)
+        if _is_cross_entropy(source, call, made) and call.args:
+            given = _origin(source, call.args[0])
+            if _is_softmax(source, given):
+                told = "cross_entropy is given a softmax's output: the softmax is applied twice"
+                yield Mistake(call.lineno, "warn", told, hint)
+            elif (line := _softmax_of_model(source, given)) is not None:
+                told = f"the model's forward ends in a softmax (line {line}), and cross_entropy applies one more"
+                yield Mistake(call.lineno, "warn", told, hint)
     if made or any(True for _ in source.calls("torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss")):
         for call in source.calls("torch.nn.Sequential"):
             if call.args and source.name(call.args[-1]) == "torch.nn.Softmax":
@@ -155,11 +160,10 @@ def softmax_and_cross_entropy(source: Source) -> Iterator[Mistake]:
                 yield Mistake(call.args[-1].lineno, "warn", told, hint)
 
 
-def _cross_entropies(source: Source) -> set[str]:
-    """Return the names of what is made as a ``CrossEntropyLoss``."""
+def _made_as(source: Source, kind: str) -> set[str]:
+    """Return the names of what is made as an instance of a class."""
     return {
-        name for name in _assigned(source)
-        if any(source.name(value) == "torch.nn.CrossEntropyLoss" for value in source.values_of(name))
+        name for name in _assigned(source) if any(source.name(value) == kind for value in source.values_of(name))
     }  # fmt: skip
 
 
@@ -171,13 +175,110 @@ def _is_softmax(source: Source, value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and source.name(value).rpartition(".")[2] == "softmax"
 
 
+def _origin(source: Source, value: ast.expr) -> ast.expr:
+    """Return what a name was given in its own function or lambda's, if once; other expressions as they are."""
+    if not isinstance(value, ast.Name):
+        return value
+    scope = source.scope(value)
+    given = [
+        each.value for each in source.in_scope(ast.Assign, scope) if value.id in map(ast.unparse, each.targets)
+    ]  # fmt: skip
+    return given[0] if len(given) == 1 else value
+
+
+def _softmax_of_model(source: Source, value: ast.expr) -> int | None:
+    """Return the line of the softmax that a module of this file ends in, if `value` is a call of one."""
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name | ast.Attribute)):
+        return None
+    kinds = {source.name(made) for made in source.values_of(ast.unparse(value.func)) if isinstance(made, ast.Call)}
+    for kind in source.nodes(ast.ClassDef):
+        for method in kind.body if kinds == {kind.name} else []:
+            if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                returned = [each.value for each in source.in_scope(ast.Return, method) if each.value is not None]
+                last = [_origin(source, each) for each in returned]
+                if last and all(_is_softmax(source, each) for each in last):
+                    return last[-1].lineno
+    return None
+
+
 def _assigned(source: Source) -> list[str]:
     return [ast.unparse(target) for each in source.nodes(ast.Assign) for target in each.targets]
 
 
+def classes_for_accuracy(source: Source) -> Iterator[Mistake]:
+    """Class numbers for `unisono.Accuracy`, which takes the outputs and finds the largest itself."""
+    told = "unisono.Accuracy is given class numbers, and takes the model's outputs"
+    hint = "leave argmax out: (model(micro.x), micro.y)."
+    made = _made_as(source, "unisono.Accuracy")
+    for call in source.nodes(ast.Call):
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if method == "update" and call.args and ast.unparse(call.func).rpartition(".")[0] in made:
+            if _is_argmax(source, _origin(source, call.args[0])):
+                yield Mistake(call.lineno, "fail", told, hint)
+        elif method == "evaluate" and any(True for _ in source.calls("unisono.Accuracy", within=call)):
+            predict = call.args[1] if len(call.args) > 1 else keyword(call, "predict")
+            for function in functions_of(source, predict) if predict is not None else []:
+                for value in _returned(source, function):
+                    if isinstance(value, ast.Tuple) and _is_argmax(source, _origin(source, value.elts[0])):
+                        yield Mistake(value.lineno, "fail", told, hint)
+
+
+def _returned(source: Source, function: ast.Lambda | ast.FunctionDef) -> list[ast.expr]:
+    if isinstance(function, ast.Lambda):
+        return [function.body]
+    return [each.value for each in source.in_scope(ast.Return, function) if each.value is not None]
+
+
+def _is_argmax(source: Source, value: ast.expr) -> bool:
+    if isinstance(value, ast.Subscript):  # max(1)[1]
+        value = value.value if ast.unparse(value.slice) == "1" else value
+        return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "max"
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "argmax"
+
+
+def divided_loss(source: Source) -> Iterator[Mistake]:
+    """A loss that is divided as for accumulation, in a step that takes the mean over the whole batch itself."""
+    hint = "return the loss as it is: accumulation is a larger batch_size with more replicas."
+    seen = set[ast.AST]()
+    for _, functions in losses(source):
+        for function in functions:
+            for node, whole, number in _divisions(source, function):
+                is_counted = isinstance(number, ast.Constant) and type(number.value) is int and number.value > 1
+                is_loss = isinstance(whole, ast.Name) and "loss" in whole.id and not _is_sum(_origin(source, whole))
+                is_meant = (is_counted and is_loss) or "accum" in ast.unparse(number).lower()
+                if is_meant and node not in seen:
+                    seen.add(node)
+                    told = (
+                        f"the loss is divided by {ast.unparse(number)}: run.step() takes the mean over the whole batch "
+                        "itself, so gradients become that many times too small"
+                    )
+                    yield Mistake(node.lineno, "warn", told, hint)
+
+
+def _divisions(
+    source: Source, function: ast.Lambda | ast.FunctionDef
+) -> Iterator[tuple[ast.stmt | ast.expr, ast.expr, ast.expr]]:
+    """Yield where what a function returns is divided, what, and by what: also ``loss = loss / n`` and ``loss /= n``."""
+    for value in _returned(source, function):
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+            yield value, value.left, value.right
+    for each in source.nodes(ast.AugAssign, function):
+        if isinstance(each.op, ast.Div):
+            yield each, each.target, each.value
+    for assign in source.nodes(ast.Assign, function):
+        value = assign.value
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+            targets = [value.left for each in assign.targets if ast.unparse(each) == ast.unparse(value.left)]
+            yield from ((assign, whole, value.right) for whole in targets)
+
+
+def _is_sum(value: ast.expr) -> bool:
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+
+
 def in_batch_negatives(source: Source) -> Iterator[Mistake]:
     """A loss that compares each sample with the others of its micro-batch: with other replicas it is another loss."""
-    made = _cross_entropies(source)
+    made = _made_as(source, "torch.nn.CrossEntropyLoss")
     for step, functions in losses(source):
         if keyword(step, "embed") is not None:
             continue
@@ -209,5 +310,6 @@ def _is_transposed(value: ast.expr) -> bool:
 
 
 RUN_RULES: tuple[Rule, ...] = (
-    own_backward, run_on_some_ranks, loop_over_epochs, loop_variable, softmax_and_cross_entropy, in_batch_negatives
+    own_backward, run_on_some_ranks, loop_over_epochs, loop_variable, softmax_and_cross_entropy, classes_for_accuracy,
+    divided_loss, in_batch_negatives,
 )  # fmt: skip

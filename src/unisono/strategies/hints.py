@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from torch import Tensor
+
 _CONVOLUTION = (
     "Hint: a convolution takes (samples, channels, height, width). For images without channels: images[:, None]; "
     "with channels last: images.transpose(0, 3, 1, 2); else write the data's number of channels into the first layer."
@@ -73,12 +75,6 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
         "the model's outputs are (samples, classes), not (samples,).",
     ),
     (
-        IndexError,
-        r"Target -?\d+ is out of bounds",
-        "Hint: classes count from 0, and the model needs one output for each. Labels that begin at 1: labels - 1. "
-        "A label that does not count: CrossEntropyLoss(ignore_index=...).",
-    ),
-    (
         ValueError,
         r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
         "Hint: the model makes {0} rows of {1} samples. Flatten each sample alone: x.flatten(1).",
@@ -142,6 +138,7 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
 )
 """By kind and words of an error: what to write, with the groups of the words."""
 
+_CLASS_LOSSES = ("cross_entropy", "nll_loss")
 _OTHER_DTYPE = re.compile(
     "must have the same dtype|type .* should be the same|does not match weight dtype|must share same datatype"
 )
@@ -173,6 +170,12 @@ def hints(error: Exception, data: Any) -> list[str]:
         for kind, words, hint in _RULES
         if isinstance(error, kind) and (match := re.search(words, text))
     ]
+    if isinstance(error, IndexError) and re.search(r"Target -?\d+ is out of bounds", text):
+        found.append(
+            f"{_classes_of(error)}Hint: classes count from 0, and the model needs one output for each: more outputs in "
+            "its last layer. Labels that begin at 1: labels - 1. A label that does not count: "
+            "CrossEntropyLoss(ignore_index=...)."
+        )
     if isinstance(error, RuntimeError | ValueError) and _OTHER_DTYPE.search(text):
         dtype = next((dtype for dtype, _ in fields_of(data).values()), "")
         whole = _WHOLE if dtype.startswith(("int", "bool")) else ""
@@ -200,3 +203,18 @@ def hints(error: Exception, data: Any) -> list[str]:
             "torch._dynamo.config.recompile_limit before run.prepare."
         )
     return found
+
+
+def _classes_of(error: Exception) -> str:
+    """Return which classes torch's loss was given, and for which it has outputs; empty where no frame tells."""
+    trace, words = error.__traceback__, ""
+    while trace is not None:
+        given, name = trace.tb_frame.f_locals, trace.tb_frame.f_code.co_name
+        outputs, target = given.get("input"), given.get("target")
+        if name in _CLASS_LOSSES and isinstance(outputs, Tensor) and isinstance(target, Tensor) and outputs.ndim:
+            number, low, high = outputs.shape[min(1, outputs.ndim - 1)], target.min().item(), target.max().item()
+            words = (
+                f"the targets are from {low} to {high}, and there are {number} outputs, for classes 0 to {number - 1}. "
+            )
+        trace = trace.tb_next
+    return words

@@ -25,7 +25,8 @@ from unisono.system.words import counted
 from unisono.train.evaluate import BATCH_SIZE, Predict, check_predict, checked_limit
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
-from unisono.train.guards.names import AnswersNames
+from unisono.train.guards.names import AnswersNames, refuse_setting
+from unisono.train.kept_dict import KeptDict
 from unisono.train.pretrained_weights import load_on_all, load_prepared
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.steps.joined import Joined
@@ -53,11 +54,19 @@ class RunState(AnswersNames):
     _registered: dict[str, Any]
     _stepper: Stepper | None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; `AttributeError` for a setting of a run that is made."""
+        if "_progress" in vars(self):
+            refuse_setting(name, value)
+        super().__setattr__(name, value)
+
     @answers_keywords
     def load_weights(
         self, path: str | Path, model: nn.Module | None = None, *, strict: bool = True, average: str | None = None
     ) -> Loaded:
         """Put pretrained weights into every rank's model, all of them or none; before `steps`; collective.
+
+        The model stays in the mode in which it is: a new one is in training mode.
 
         Args:
             path: Read by the leader alone; as `unisono.load_weights` takes it.
@@ -138,11 +147,14 @@ class RunState(AnswersNames):
 
         Args:
             name: Under which it is saved.
-            part: With ``state_dict()`` and ``load_state_dict()``; the state holds tensors and JSON's types.
+            part: With ``state_dict()`` and ``load_state_dict()``; the state holds tensors and JSON's types. Or a
+                dictionary of these: it is saved as it stands, and a resume fills this very dictionary.
 
         Raises:
-            ConfigError: The name is taken, the methods are missing, or the run has been opened already.
+            ConfigError: The name is taken, the methods are missing, a dictionary holds what cannot be saved, or the run
+                has been opened already.
         """
+        part = KeptDict(part) if isinstance(part, dict) else part
         checks.check_new_part(name, part, self._registered, is_open=self._progress.is_open)
         self.first_look.at_registered(part)
         self._registered[name] = part

@@ -1,6 +1,6 @@
 """What a run trains: model, optimizer, scheduler (or several by name), and whatever else it has been given to keep."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -49,6 +49,8 @@ class Parts:
         before_pack: Called with the parts before each `pack`.
         takes_closure: Whether the optimizer computes the loss itself, several times in a step.
         unkept: What the loop changes beside them.
+        replaced: Settings that the program had set since `run.prepare` when a state with others was put back: the
+            optimizer's name, the group's number, the setting, its value, the state's.
         is_changing: Whether a step is under way: until its end, the state is of no step, and the optimizer may step.
 
     Raises:
@@ -71,6 +73,7 @@ class Parts:
         self._num_groups = {name: len(each.param_groups) for name, each in self.optimizers.items()}
         self._counted = [(each, self._num_groups[name]) for name, each in self.optimizers.items()]
         self.model = model
+        self.replaced: list[tuple[str, int, str, Any, Any]] = []
         self.strategy: Strategy
         self.flags: FlagWatch
         self.environment: dict[str, Any]
@@ -139,6 +142,16 @@ class Parts:
         if not step & (step - 1):
             self._between.check_parameters()
 
+    def check_iteration(self, step: int, *, speaks: bool) -> None:
+        """See `check_loop`, before a step; warn of numbers that the loop keeps, where this rank `speaks`."""
+        self.check_loop(step)
+        self.unkept.look_at_numbers(step, speaks=speaks)
+
+    def end_iteration(self, step: int, *, speaks: bool) -> None:
+        """See `check_loop`, at the end of the loop's body; warn of parameters that nothing trains."""
+        self.check_loop(step)
+        self.unkept.end_iteration(step, speaks=speaks)
+
     def check_groups(self) -> None:
         """Refuse (`StepError`) an optimizer with new groups: a resumed run would not have them when it loads."""
         for name, each in self.optimizers.items():
@@ -182,11 +195,29 @@ class Parts:
                 f"{sorted(self.registered)}. Hint: call run.register() for the same names as when it was saved."
             )
         begun = {name: settings_of(each) for name, each in self.optimizers.items()}
+        before = self._described_groups()
         self.strategy.unpack(state, self.scheduler, self.registered)
         if fork is not None:
             own, parents = (told.get("optimizers") or {"": told.get("optimizer")} for told in (self.description, fork))
             for name, each in self.optimizers.items():
                 change_settings(each, self.schedulers.get(name), begun[name], own[name], parents.get(name))
+        self.replaced = [*self._replaced(before)]
+
+    def _described_groups(self) -> dict[str, list[dict[str, Any]]]:
+        return {name: describe_optimizer(each, None)["groups"] for name, each in self.optimizers.items()}
+
+    def _replaced(self, before: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, int, str, Any, Any]]:
+        """Yield what the program had set since `run.prepare`, and a state has replaced; see `replaced`."""
+        prepared = self.description.get("optimizers") or {"": self.description["optimizer"]}
+        now = self._described_groups()
+        for name, groups in before.items():
+            both = zip(groups, prepared[name]["groups"], now[name], strict=True)
+            for number, (group, first, loaded) in enumerate(both):
+                if "initial_lr" in group and "initial_lr" not in first:
+                    continue  # a schedule was made meanwhile, and has begun to move the settings
+                for key, value in group.items():
+                    if value not in (first.get(key), loaded.get(key)):
+                        yield name, number, key, value, loaded.get(key)
 
     def _regrouped(self, name: str) -> str:
         return (

@@ -88,3 +88,38 @@ def test_settings_of_the_optimizer_alone(toy, tmp_path):
     halve(tmp_path, 13)
     assert halve(tmp_path) == halve()
     assert unisono.Result.read(tmp_path)["finished"]
+
+
+def begin(toy, out, last, change):
+    with toy.run(out=out) as (run, model, optimizer):
+        change(optimizer)
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2, max_steps=last):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        return optimizer.param_groups[0]["lr"]
+
+
+def with_rate(rate):
+    def change(optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+    return change
+
+
+@pytest.mark.parametrize("first", [None, 0.05], ids=["of the score", "set before"])
+def test_a_setting_that_a_checkpoint_replaces(toy, tmp_path, capsys, first):
+    """The program has set another one after run.prepare(), before its loop."""
+    begin(toy, tmp_path, 3, with_rate(first or 0.1))
+    assert begin(toy, tmp_path, 6, with_rate(0.02)) == (first or 0.1)
+    [told] = [line for line in capsys.readouterr().err.splitlines() if "goes on with the optimizer's" in line]
+    assert f"checkpoint: lr={first or 0.1}, not 0.02, in group 0. The program has set" in told
+    assert "if batch.step == 4: optimizer.param_groups[0]['lr'] = 0.02." in told
+
+
+def test_settings_that_are_not_told(toy, tmp_path, capsys):
+    """The same program once more, and a schedule that is made after run.prepare() and has begun to move them."""
+    for last in (3, 6):
+        begin(toy, tmp_path / "same", last, with_rate(0.02))
+    for last in (3, 6):
+        begin(toy, tmp_path / "schedule", last, lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer))
+    assert "goes on with" not in capsys.readouterr().err

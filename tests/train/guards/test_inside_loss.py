@@ -304,6 +304,7 @@ def test_gradients_that_leak_to_another_model(toy):
         assert not torch.equal(before, critic.weight)
 
 
+@pytest.mark.filterwarnings("ignore:step 1. the loss sends gradients")
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_gradients_that_a_returned_loss_leaves(toy, first):
     """The centers of a loss, or a critic that it goes through, get this rank's gradients only: their optimizer may not

@@ -57,6 +57,22 @@ def test_a_library_between(toy, tmp_path):
         count(toy, tmp_path, 8, through)
 
 
+def test_all_variables_are_told_in_one_message(toy, tmp_path):
+    def weigh(last):
+        with toy.run(out=tmp_path) as (run, model, _):
+            k, ema = 0, 0.0
+            for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2, max_steps=last):
+                k += 2
+                value = run.step(batch, lambda micro: (k + ema) * F.cross_entropy(model(micro.x), micro.y))  # noqa: B023
+                ema = 0.9 * ema + 0.1 * value
+
+    weigh(4)
+    with pytest.warns(UserWarning, match=r"`k` \(line \d+\), `ema` \(line \d+\) are carried .*, and decide") as told:
+        weigh(8)
+    assert len(told) == 1
+    assert "they start over" in str(told[0].message)
+
+
 def test_what_is_only_shown_is_not_told(toy, tmp_path):
     """The control."""
     with warnings.catch_warnings():

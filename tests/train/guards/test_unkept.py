@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_what_stays_is_not_told(toy):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with toy.run() as (run, model, _):
-            teacher = copy.deepcopy(model)
+            teacher = copy.deepcopy(model).requires_grad_(False)
             teacher.others = [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj(), torch.empty(0),
                               torch.empty(2, device="meta"), nn.UninitializedParameter(),
                               torch.ones(2, 3, dtype=torch.bfloat16).T, torch.tensor(True)]  # fmt: skip
@@ -141,6 +142,43 @@ def test_it_is_not_handed_to_a_worker_that_joins(toy, tmp_path):
     Newcomers(run._progress, run._joined.record).given()
 
 
+def go_through(toy, head, *, after=lambda: None, **settings):
+    """Train through a module beside the prepared model; return what was told."""
+    with warnings.catch_warnings(record=True) as told, toy.run(**settings) as (run, model, _):
+        warnings.simplefilter("always")
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(head(model(micro.x)), micro.y))
+            after()
+    return [str(each.message) for each in told]
+
+
+@pytest.mark.parametrize("strategy", ["exact", "ddp"])
+def test_parameters_that_learn_and_that_nothing_trains(toy, strategy):
+    """An optimizer for them, made after run.prepare(), does nothing."""
+    head = nn.Linear(4, 4)
+    torch.optim.SGD(head.parameters(), lr=0.1)
+    [told] = go_through(toy, head, strategy=strategy)
+    place = "head.weight (4, 4)" if strategy == "exact" else "(4, 4)"
+    assert told.startswith("step 1: the loss sends gradients to trainable parameters that are in no prepared model")
+    assert f"stay as they are: {place}, .... Hint: make them part of the model" in told
+
+
+def test_parameters_beside_the_model_that_are_not_told(toy):
+    """Frozen ones, those that the loop trains by gradients of its own, and tensors that are no parameters."""
+    assert go_through(toy, nn.Linear(4, 4).requires_grad_(False)) == []
+    head = nn.Linear(4, 4)
+
+    def train():
+        head.zero_grad()
+        for each in head.parameters():
+            each.data = each.data.clone()
+            each.requires_grad_(False).add_(0.1).requires_grad_(True)
+
+    assert all("sends gradients" not in each for each in go_through(toy, head, after=train))
+    ones = torch.ones(4, requires_grad=True)
+    assert go_through(toy, lambda out: out * ones) == []
+
+
 @pytest.mark.parametrize("is_registered", [False, True])
 def test_an_average_that_is_only_evaluated(toy, tmp_path, is_registered):
     """The loss does not reach it: it is looked for where checkpoints are saved."""
@@ -156,3 +194,154 @@ def test_an_average_that_is_only_evaluated(toy, tmp_path, is_registered):
     found = [str(each.message) for each in told]
     assert len(found) == (not is_registered)
     assert is_registered or "an AveragedModel is updated that no checkpoint holds" in found[0]
+
+
+class Tracker:
+    """Numbers of the program's own."""
+
+    def __init__(self):
+        self.ema, self.calls, self.history, self.table, self.seen = 0.0, 0, [], {"newest": 0.0}, 0
+
+    def update(self, value):
+        self.ema = 0.9 * self.ema + 0.1 * value
+        self.history.append(value)
+        self.table["newest"] = value
+
+    @property
+    def scale(self):
+        return 1 + self.ema
+
+    def last(self):
+        return sum(self.history[-1:])
+
+    def state_dict(self):
+        return {"ema": self.ema}
+
+    def load_state_dict(self, state):
+        self.ema = state["ema"]
+
+
+class Counter(Tracker):
+    """One that counts by itself."""
+
+    def tick(self):
+        self.calls += 1
+        self.ema = self.calls / 10
+
+
+class Plan(SimpleNamespace):
+    """One that is told the step's number."""
+
+    def at(self, step):
+        self.ema = step / 10
+
+
+class Layer(nn.Module):
+    """A module with a number, as layers remember for how long a text their tables are."""
+
+    def __init__(self):
+        super().__init__()
+        self.ema, self.table = 0.0, {"ema": 0.0}
+
+
+def setattr_ema(tracker, value):
+    tracker.ema = value
+
+
+def set_ema(tracker, value):
+    tracker["ema"] = value
+
+
+def log(tracker):
+    """What a loss writes for others to read."""
+    tracker.seen += 1
+    return 0
+
+
+def weigh(toy, read, *, before=lambda *_: None, after=lambda *_: None, tracker=None, is_registered=False, **settings):
+    """Weigh the loss by what `read` finds in a tracker, which the loop changes; return what was told, and the run."""
+    tracker = tracker or Tracker()
+    with warnings.catch_warnings(record=True) as told, toy.run(**settings) as (run, model, _):
+        warnings.simplefilter("always")
+        if is_registered:
+            run.register("tracker", tracker)
+
+        def loss(micro):
+            return F.cross_entropy(model(micro.x), micro.y) * (1 + read(tracker))
+
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            before(tracker, batch.step)
+            after(tracker, run.step(batch, loss))
+    return [str(each.message) for each in told], run
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "loop"),
+    [
+        ("tracker.ema", lambda tracker: tracker.ema, {"after": Tracker.update}),
+        ("tracker.ema", lambda tracker: tracker.scale, {"after": Tracker.update}),
+        ("tracker.history", lambda tracker: tracker.last(), {"after": Tracker.update}),
+        ("tracker.table['newest']", lambda tracker: tracker.table["newest"], {"after": Tracker.update}),
+        (
+            "tracker.ema",
+            lambda tracker: tracker.ema,
+            {"before": lambda tracker, _: tracker.tick(), "tracker": Counter()},
+        ),
+        ("tracker.ema", lambda tracker: tracker.ema, {"after": setattr_ema, "tracker": SimpleNamespace(ema=0.0)}),
+        ("tracker['ema']", lambda tracker: tracker["ema"], {"after": set_ema, "tracker": {"ema": 0.0}}),
+    ],
+    ids=["method", "property", "list", "table", "before", "namespace", "dictionary"],
+)
+def test_a_number_that_the_loop_changes(toy, name, read, loop):
+    told, _ = weigh(toy, read, **loop)
+    assert len(told) == 1
+    assert told[0].startswith(f"step 2: {name!r}, which the loss function can reach, is changed by the loop, and no")
+    assert (
+        "run.register('tracker', tracker), before the loop, saves and restores a dictionary, or an object with"
+        in told[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "loop"),
+    [
+        (lambda tracker: tracker.ema, {"after": Tracker.update, "is_registered": True}),
+        (lambda tracker: tracker["ema"], {"after": set_ema, "tracker": {"ema": 0.0}, "is_registered": True}),
+        (lambda tracker: tracker.ema, {"before": Plan.at, "tracker": Plan()}),
+        (lambda tracker: tracker.seen, {"after": Tracker.update}),
+        (lambda tracker: log(tracker), {"after": lambda tracker, _: vars(tracker).update(seen=0)}),
+        (lambda tracker: tracker.ema, {"after": setattr_ema, "tracker": Layer()}),
+        (
+            lambda tracker: tracker.table["ema"],
+            {"after": lambda layer, _: layer.table.update(ema=1), "tracker": Layer()},
+        ),
+    ],
+    ids=[
+        "registered",
+        "a registered dictionary",
+        "of the step",
+        "not read",
+        "the loss's own",
+        "a module's",
+        "held by a module",
+    ],
+)
+def test_numbers_that_are_not_told(toy, read, loop):
+    assert weigh(toy, read, **loop)[0] == []
+
+
+def test_a_number_keeps_a_worker_from_joining(toy, tmp_path):
+    _, run = weigh(toy, lambda tracker: tracker.ema, after=Tracker.update, out=tmp_path)
+    with pytest.raises(ConfigError, match=r"'tracker.ema', which the loss function can reach"):
+        Newcomers(run._progress, run._joined.record).given()
+
+
+def test_what_happens_between_two_loops_is_done_again_by_a_resumed_run(toy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with toy.run() as (run, model, _):
+            tracker, loader = Counter(), run.loader(toy.data, batch_size=56)
+            for epoch in range(4):
+                for batch in run.steps(loader, epochs=epoch + 1):
+                    run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y) * tracker.scale)
+                tracker.tick()

@@ -108,7 +108,7 @@ class Accelerator(Saving, Tracking):
         leaves = None if replicas is None else REPLICAS.take("replicas", replicas) * steps
         self.run = self._run = Run(out=self.project_dir, replicas=leaves, **settings)
         self.num_processes = give_replicas(self.run, steps, is_told=replicas is not None)
-        self.run.settings |= {"num_processes": self.num_processes, "mixed_precision": self.mixed_precision}
+        self.run.settings.update({"num_processes": self.num_processes, "mixed_precision": self.mixed_precision})
         logging_dir = project.logging_dir or self.run.directory
         self.logging_dir = None if logging_dir is None else Path(logging_dir)
         self.ask_trackers(log_with, self.logging_dir)

@@ -104,7 +104,7 @@ class Fabric(Saving):
         )  # fmt: skip
         placed = run.strategy.place(self.world_size, run.world.world_size)
         run.placement[:] = [range(mine.start * steps, mine.stop * steps) for mine in placed]
-        run.settings |= {"processes": self.world_size, "mixed_precision": self._precision}
+        run.settings.update({"processes": self.world_size, "mixed_precision": self._precision})
         self._callbacks, self.loggers = _listed(callbacks), _listed(loggers)
         self._turns = Turns(run, WORDS)
         self._schedules = Schedules(run, self._turns, len(placed[run.world.rank]))

@@ -9,15 +9,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from unisono.checkpoint.values import to_json
 from unisono.data.loader import Loader
 from unisono.data.sources.stream_loader import StreamLoader
-from unisono.errors import ConfigError
+from unisono.errors import CheckpointError, ConfigError
 from unisono.strategies.base import Strategy, StrategyContext
 from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
 from unisono.strategies.parts.flat import sparse_parameters
 from unisono.system.messages import warn
+from unisono.train.kept_dict import KeptDict
 from unisono.train.steps.loop import Batch
 
 BY_NAME = "run.prepare({'G': G, 'D': D}, {'G': torch.optim.Adam(G.parameters()), 'D': ...})"
@@ -307,8 +309,13 @@ def check_new_part(name: str, part: Any, registered: Mapping[str, Any], *, is_op
     if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
         raise ConfigError(
             f"expected an object with state_dict() and load_state_dict() for {name!r}, got {type(part).__name__}. "
-            "Hint: keep a number or a dictionary as an attribute of a small class that has both (docs/common-tasks.md, "
-            "'State of your own'); a tensor in a module, by register_buffer()."
+            "Hint: a dictionary of numbers, texts and tensors, which the program changes (docs/common-tasks.md, "
+            "'State of your own'); or a small class that has both."
         )
+    if isinstance(part, KeptDict):
+        try:
+            to_json(part.kept, f"registered part {name!r}", {})
+        except CheckpointError as error:
+            raise ConfigError(f"{error} Hint: register an object of the dictionary by a name of its own.") from error
     if is_open:
         raise ConfigError(f"expected run.register({name!r}, ...) before run.steps(): its state could be lost.")

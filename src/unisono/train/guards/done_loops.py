@@ -38,20 +38,37 @@ class DoneLoops:
 
     def begin(self, done: int, last: int) -> None:
         """Look at a loop that is about to begin, up to step `last`, of a run that has done `done`."""
+        self._parts.unkept.forget()
         if self._kept is not None:
             self._put_back(self._kept)
         if (
             0 < done < last
             and not self._has_looked
             and (current_world().is_leader or current_world().joins is not None)
+            and (text := describe_loop_carried(inspect.currentframe()))
         ):
-            for text in describe_loop_carried(inspect.currentframe()):
-                warn(text)
+            warn(text)
+        if done < last and not self._has_looked and self._parts.replaced:
+            self._tell_replaced(done)
         self._has_looked = True
         if last <= done:
             for each in self._parts.optimizers.values():  # earlier; torch warns of schedules otherwise
                 each._opt_called = True  # type: ignore[attr-defined]
         self._kept = copy.deepcopy(self._state()) if last < done else None
+
+    def _tell_replaced(self, done: int) -> None:
+        replaced = self._parts.replaced
+        told = [
+            f"{key}={loaded!r}, not {value!r}, in {name and f'{name}: '}group {number}"
+            for name, number, key, value, loaded in replaced
+        ]
+        name, number, key, value, _ = replaced[0]
+        self._tell(
+            f"goes on with the optimizer's settings of the checkpoint: {'; '.join(told)}. The program has set the "
+            "other after run.prepare(), and a checkpoint replaces it. Hint: to change it from here on, set it in the "
+            f"loop, if batch.step == {done + 1}: optimizer{name and f'_{name}'}.param_groups[{number}][{key!r}] = "
+            f"{value!r}."
+        )
 
     def _state(self) -> dict[str, Any]:
         found = {repr(name): part.state_dict() for name, part in self._parts.registered.items()}

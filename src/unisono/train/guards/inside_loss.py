@@ -52,7 +52,7 @@ class InsideLoss(LossJudge):
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._has_made = self._has_foreign = self.is_looking = False
         self._foreign: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-        self._repeated = Repeated(model, setting.device, unkept)
+        self._repeated, self._unkept = Repeated(model, setting.device, unkept), unkept
 
     def begin(self, step: int, num_samples: int) -> None:
         """Note which step comes; what the loss functions of the step before have made is theirs no longer.
@@ -99,6 +99,7 @@ class InsideLoss(LossJudge):
             if leaves:
                 self._foreign.update(leaves)
                 _reached.update(leaves)
+                self._unkept.note_leaves(leaves.values())
                 self._has_foreign = _has_reached[0] = True
 
     def refuse_backward(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:

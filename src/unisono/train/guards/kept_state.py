@@ -5,6 +5,7 @@ containers: numbers, texts, tensors, arrays, generators. Nothing is called, and 
 only the ends are looked at, and after `_MOST` places no more are.
 """
 
+import argparse
 import functools
 import itertools
 import random
@@ -13,7 +14,7 @@ import sysconfig
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, final
 
 import numpy as np
@@ -28,6 +29,7 @@ _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARIES = (f"{Path(torch.__file__).parent}/", sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
 _CALLED = (MethodType, functools.partial, functools._lru_cache_wrapper, GeneratorType)
 _CONTAINERS = (list, tuple, deque, set, dict, OrderedDict, defaultdict)
+_NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _KEYED = (random._inst, np.random.mtrand._rand, torch.default_generator)
@@ -44,12 +46,17 @@ class KeptState:
 
     Attributes:
         tensors: By place.
+        holders: Objects of the program's own classes, dictionaries and lists, by place; but for what modules hold.
+        codes: Of the functions, each with whether it was found in a class.
     """
 
     def __init__(self, function: Any, model: nn.Module) -> None:
         self._marks: dict[str, Any] = {}
         self._puts: list[tuple[str, Put, Any]] = []
         self.tensors: dict[str, Tensor] = {}
+        self.holders: dict[str, Any] = {}
+        self.codes: list[tuple[CodeType, bool]] = []
+        self._modules = 0  # around what is looked at
         self._containers: list[tuple[Any, Any]] = []
         self._seen: dict[int, Any] = {id(each): each for each in _KEYED}  # held, so that no other gets its id
         self._own = {id(module) for module in model.modules()}
@@ -98,12 +105,17 @@ class KeptState:
             if isinstance(value, Tensor):
                 self.tensors[name] = value
             return
+        is_module = isinstance(value, nn.Module)
+        self._modules += is_module
         for below, each, putter in self._parts(name, value):
             self._walk(below, each, putter, depth + 1)
+        self._modules -= is_module
 
     def _parts(self, name: str, value: Any) -> Iterator[tuple[str, Any, Put | None]]:
         """Yield what an object holds: its name, itself, and how to put another one there."""
         if isinstance(value, FunctionType):
+            inside = value.__qualname__.rpartition(".")[0]
+            self.codes.append((value.__code__, bool(inside) and not inside.endswith("<locals>")))
             yield from _of_function(value)
         elif isinstance(value, _CALLED):
             yield from self._of_callable(name, value)
@@ -114,13 +126,21 @@ class KeptState:
         elif isinstance(value, type):
             if not _is_library(value):
                 yield from _of_class(value)
-        elif not isinstance(value, ModuleType) and not _is_library(type(value)):
+                yield from ((name, base, None) for base in value.__bases__)
+        elif type(value) in _NAMESPACES or not (isinstance(value, ModuleType) or _is_library(type(value))):
+            self._hold(name, value)
             yield from _of_attributes(name, value)
             yield name, type(value), None
+
+    def _hold(self, name: str, value: Any) -> None:
+        if not self._modules:
+            self.holders[name] = value
 
     def _of_callable(self, name: str, value: Any) -> Iterator[tuple[str, Any, Put | None]]:
         if isinstance(value, MethodType):
             yield name or "self", value.__self__, None
+            if isinstance(value.__func__, FunctionType):
+                self.codes.append((value.__func__.__code__, False))
             yield name, value.__func__, None
         elif isinstance(value, functools.partial):
             yield from ((name, each, None) for each in (value.func, *value.args, *value.keywords.values()))
@@ -133,6 +153,8 @@ class KeptState:
 
     def _of_container(self, name: str, value: Any) -> Iterator[tuple[str, Any, Put | None]]:
         self._marks[name] = ("items", len(value))
+        if isinstance(value, dict | list | deque):
+            self._hold(name, value)
         if isinstance(value, set):
             self._containers.append((value, {*value}))
         elif isinstance(value, dict):
@@ -198,6 +220,8 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any, Put | None]]:
     for name, value in [*vars(kind).items()]:
         if isinstance(value, FunctionType | staticmethod | classmethod):
             yield f"{kind.__name__}.{name}", getattr(value, "__func__", value), None
+        elif isinstance(value, property):
+            yield f"{kind.__name__}.{name}", value.fget, None
         elif not name.startswith("__"):
             yield f"{kind.__name__}.{name}", value, functools.partial(setattr, kind, name)
 

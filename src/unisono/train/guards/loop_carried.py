@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from unisono.determinism.loop_variables import LoopVariable, loop_variables
@@ -11,18 +11,17 @@ from unisono.system.messages import is_ours
 _MOST_FRAMES = 4  # between the loop and us there may be another library's, as of a progress bar
 
 
-def describe_loop_carried(frame: FrameType | None) -> Iterator[str]:
-    """Yield a sentence for each variable that starts over in the loop which `frame`, or one around it, is in."""
+def describe_loop_carried(frame: FrameType | None) -> str:
+    """Return which variables start over in the loop which `frame`, or one around it, is in; empty where none does."""
     for outer in _outside(frame):
         lines = linecache.getlines(outer.f_code.co_filename, outer.f_globals)
         try:
             found = [each for each in loop_variables(ast.parse("".join(lines))) if outer.f_lineno in each.loop]
         except (SyntaxError, ValueError, RecursionError):  # no source, or none that can be read alone
             continue
-        for each in found:
-            yield _words(each)
         if found:
-            return
+            return _words(found)
+    return ""
 
 
 def _outside(frame: FrameType | None) -> Iterator[FrameType]:
@@ -35,10 +34,14 @@ def _outside(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _words(found: LoopVariable) -> str:
+def _words(found: Sequence[LoopVariable]) -> str:
+    names = ", ".join(f"`{each.name}` (line {each.line})" for each in found)
+    lines = ", ".join(map(str, sorted({each.reached for each in found})))
+    is_one, first = len(found) == 1, found[0].name
     return (
-        f"`{found.name}` (line {found.line}) is carried from iteration to iteration by your own loop, and decides in "
-        f"line {found.reached} what is trained. No checkpoint holds it: it starts over with this launch, so that the "
-        "result depends on where the run was interrupted. Hint: compute it from batch.step or batch.epoch; or "
-        f"run.register({found.name!r}, object) keeps what has state_dict() and load_state_dict()."
+        f"{names} {'is' if is_one else 'are'} carried from iteration to iteration by your own loop, and "
+        f"{'decides' if is_one else 'decide'} in line {lines} what is trained. No checkpoint holds "
+        f"{'it: it starts' if is_one else 'them: they start'} over with this launch, so that the result depends on "
+        f"where the run was interrupted. Hint: compute {'it' if is_one else 'them'} from batch.step or batch.epoch; or "
+        f"run.register({first!r}, object) keeps a dictionary, or what has state_dict() and load_state_dict()."
     )

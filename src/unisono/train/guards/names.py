@@ -41,6 +41,17 @@ ANSWERS = {
     "launch": "unisono.launch(function, workers=...), or unisono run -n 4 script.py",
 }
 """By name, what to write."""
+SET_BY = {
+    **{
+        name: name
+        for name in (
+            "seed", "replicas", "out", "clip_norm", "clip_value", "non_finite", "strategy", "precision", "threads",
+            "checkpoint_every", "checkpoints", "device", "settings", "allow_drift", "detail", "witness", "transport",
+        )
+    },
+    "directory": "out", "clipping": "clip_norm",
+}  # fmt: skip
+"""What only the making of a run sets, by attribute: the keyword for it."""
 
 
 class AnswersNames:
@@ -55,3 +66,14 @@ class AnswersNames:
             hint = "" if name.startswith("_") else nearest(name, known) if answer is None else f" Hint: {answer}."
             # with a name of its own, so that Python adds no guess among private names
             raise AttributeError(f"a {type(self).__name__} has no {name!r}.{hint}", name=name, obj=None)
+
+
+def refuse_setting(name: str, value: object) -> None:
+    """Refuse (`AttributeError`) to assign what a run was made with: nothing would look at it again."""
+    if (keyword := SET_BY.get(name)) is not None:
+        raise AttributeError(
+            f"run.{name} = {value!r:.60} comes too late and would change nothing: it is set when the run is made. "
+            f"Hint: unisono.Run({keyword}={value!r:.60}).",
+            name=name,
+            obj=None,
+        )

@@ -1,12 +1,17 @@
-"""Tensors that a loss function can reach and the loop changes, and that no checkpoint holds: a teacher, an average.
+"""What a loss function can reach and the loop changes, and no checkpoint holds: a teacher, a running mean.
 
-Every rank changes them alike, so no comparison of ranks finds them; but a resumed run, or a worker that joins, begins
-with their first values, and trains other weights. Looked at in the steps of `Repeated`: as one such step leaves them
-and as the next one finds them.
+Every rank changes it alike, so no comparison of ranks finds it; but a resumed run, or a worker that joins, begins
+with the first values, and trains other weights. Looked at in the steps of `Repeated`: tensors as one such step leaves
+them and as the next one finds them, numbers at the end of the iteration and before the next step. Of parameters that
+nothing trains: to which the loss has sent gradients in a step, and which the loop has not changed after it.
 """
 
+import dis
+import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType
 from typing import Any, final
 
 import torch
@@ -15,8 +20,12 @@ from torch.nn.parameter import is_lazy
 
 from unisono.system.messages import warn
 from unisono.train.guards.kept_state import KeptState
+from unisono.train.kept_dict import KeptDict
 
-_SAMPLE = 256
+_SAMPLE, _MOST_ENTRIES, _LONGEST = 256, 64, 4096
+_READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CONST")
+_NOT_CALLED = ("__init__", "__repr__", "__str__", "__setattr__", "__post_init__", "__getstate__", "__setstate__")
+_Entries = dict[str, Any]
 _prepared: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 """The models of all runs of this process: each is held by the checkpoints of its own."""
 
@@ -30,17 +39,30 @@ class Unkept:
         registered: Objects that checkpoints hold beside it, by name; may still grow.
 
     Attributes:
-        names: Of what was found; none as long as nothing was.
+        names: Of the tensors that were found; none as long as none was.
+        numbers: Of numbers, texts and lists of them, likewise.
     """
 
     def __init__(self, model: nn.Module, registered: Mapping[str, Any]) -> None:
         self._model, self._registered = model, registered
         _prepared.add(model)
         self._noted: dict[str, tuple[weakref.ref[Tensor], int, bytes]] = {}
+        self._holders: dict[str, tuple[Any, _Entries]] = {}
+        self._ended: dict[str, _Entries] | None = None  # the same, at the end of the iteration
+        self._codes: list[tuple[CodeType, bool]] = []
+        self._changing = set[str]()
+        self._idle: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._is_idle_told = False
         self.names: list[str] = []
+        self.numbers: list[str] = []
 
     def note(self, state: KeptState, changing: list[str]) -> None:
-        """Note tensors as a step leaves them, but for those that the loss itself is `changing`."""
+        """Note tensors and numbers as a loss leaves them, but for those that it is itself `changing`."""
+        if not self.numbers:
+            for name, holder in state.holders.items():
+                self._holders[name] = (holder, _entries(name, holder))
+            self._changing |= {*changing}
+            self._codes += state.codes
         if self.names:
             return
         own = {*map(id, self._model.parameters())}
@@ -59,17 +81,82 @@ class Unkept:
         kept = {id(each) for each in self._kept()}
         self.names = [name for name in changed if id(state.tensors[name]) not in kept]
         if self.names and speaks:
-            warn(f"step {step}: {self.describe()}")
+            warn(f"step {step}: {_describe(self.names)} {_TENSORS}")
+
+    def note_leaves(self, leaves: Iterable[Tensor]) -> None:
+        """Note to which tensors outside of the prepared model a loss sends gradients."""
+        if not self._is_idle_told:
+            self._idle |= {id(each): (weakref.ref(each), each._version) for each in leaves if _is_parameter(each)}
+
+    def end_iteration(self, step: int, *, speaks: bool) -> None:
+        """Note numbers once more, at the end of the loop's body: what has changed lasts into the next iteration.
+
+        Parameters that nothing has trained by then are warned of, once, where this rank `speaks`.
+        """
+        if self._idle:
+            self._tell_idle(step, speaks=speaks)
+        if self._holders:
+            self._ended = {name: _entries(name, holder) for name, (holder, _) in self._holders.items()}
+
+    def look_at_numbers(self, step: int, *, speaks: bool) -> None:
+        """Compare numbers with what was noted, before the step after that; warn once, where this rank `speaks`.
+
+        What the body sets before each step may be computed from the step's number, so it counts only where a method
+        of the object makes it of what was there before.
+        """
+        if self._ended is None:
+            return
+        changed = [
+            (name, holder)
+            for place, (holder, noted) in self._holders.items()
+            for name in _changed(holder, noted, self._ended[place], _entries(place, holder))
+        ]
+        codes, self._codes = self._codes, []
+        self._holders, self._ended = {}, None
+        if not changed:
+            return
+        read, written = _accessed(codes)
+        held = {id(holder) for each in self._states() for holder in each.holders.values()}
+        self.numbers = [
+            name for name, holder in changed
+            if id(holder) not in held and _last(name) in read - written and not self._is_of_the_loss(name)
+        ]  # fmt: skip
+        if self.numbers and speaks:
+            warn(f"step {step}: {_describe(self.numbers)} {_NUMBERS}")
+
+    def forget(self) -> None:
+        """Forget numbers: what a program does between two loops over steps, it does again in a resumed run."""
+        self._holders, self._ended, self._codes = {}, None, []
 
     def describe(self) -> str:
-        """Return what was found, as a sentence with a hint."""
-        return (
-            f"{self.names[0]!r}{', ...' if len(self.names) > 1 else ''}, which the loss function can reach, is changed "
-            "by the loop, and no checkpoint holds it: after a resume, or in a worker that joins, it begins with its "
-            "first values, and the result may differ. Hint: run.register('teacher', teacher), before the loop, saves "
-            "and restores a module, or what else has state_dict() and load_state_dict(); a tensor of its own goes into "
-            "a module by register_buffer(name, tensor)."
-        )
+        """Return what was found, as a sentence with a hint; empty where nothing was."""
+        if not self.names + self.numbers:
+            return ""
+        return f"{_describe(self.names + self.numbers)} {_TENSORS if self.names else _NUMBERS}"
+
+    def _tell_idle(self, step: int, *, speaks: bool) -> None:
+        trained = {id(each) for model in _prepared for each in model.parameters()}
+        reached = [(each, version) for made, version in self._idle.values() if (each := made()) is not None]
+        idle = [
+            each for each, version in reached
+            if each._version == version and each.requires_grad and id(each) not in trained
+        ]  # fmt: skip
+        self._idle = {}
+        if not idle or self._is_idle_told:
+            return
+        self._is_idle_told = True
+        places = {id(made()): name for name, (made, *_) in self._noted.items()}
+        first = f"{places.get(id(idle[0]), '')} {tuple(idle[0].shape)}".lstrip()
+        if speaks:
+            warn(
+                f"step {step}: the loss sends gradients to trainable parameters that are in no prepared model, and "
+                f"stay as they are: {first}{', ...' if len(idle) > 1 else ''}. Hint: make them part of the model, and "
+                "of its optimizer, before run.prepare(): nn.ModuleDict({'body': body, 'head': head}); "
+                "requires_grad_(False) if they are not to learn."
+            )
+
+    def _is_of_the_loss(self, name: str) -> bool:
+        return any(each == name or each.startswith(f"{name}[") for each in self._changing)
 
     def _is_changed(self, name: str, now: Tensor) -> bool:
         made, version, sample = self._noted.get(name, (None, 0, b""))
@@ -77,11 +164,16 @@ class Unkept:
 
     def _kept(self) -> Iterator[Tensor]:
         """Yield the tensors that the registered objects hold, and the runs' models."""
-        nothing = nn.Module()
         for model in _prepared:
             yield from (*model.parameters(), *model.buffers())
+        for each in self._states():
+            yield from each.tensors.values()
+
+    def _states(self) -> Iterator[KeptState]:
+        """Yield what each registered object reaches."""
+        nothing = nn.Module()
         for each in self._registered.values():
-            yield from KeptState(each, nothing).tensors.values()
+            yield KeptState(each.kept if isinstance(each, KeptDict) else each, nothing)
 
 
 def _sample(tensor: Tensor) -> bytes:
@@ -91,3 +183,104 @@ def _sample(tensor: Tensor) -> bytes:
         return b""
     flat = tensor.detach().resolve_conj().resolve_neg().flatten()
     return flat[:: -(-flat.numel() // _SAMPLE)].contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _is_parameter(leaf: Tensor) -> bool:
+    return isinstance(leaf, nn.Parameter) and not is_lazy(leaf) and not leaf.is_inference()
+
+
+def _entries(place: str, holder: Any) -> _Entries:
+    """Return the numbers and texts that an object, a dictionary or a list holds, by place."""
+    if isinstance(holder, list | deque):
+        is_small = len(holder) <= _MOST_ENTRIES and all(map(_is_plain, holder))
+        return {place: repr(holder)} if is_small else {}
+    is_dict = isinstance(holder, dict)
+    found = holder if is_dict else getattr(holder, "__dict__", {})
+    if len(found) > _MOST_ENTRIES:
+        return {}
+    dot = f"{place}." if place else ""
+    return {
+        f"{place}[{key!r:.40}]" if is_dict else f"{dot}{key}": repr(value)
+        for key, value in found.items() if isinstance(key, str) and _is_plain(value)
+    }  # fmt: skip
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number or a text, or a small tuple of them."""
+    if type(value) is tuple:
+        return len(value) <= _MOST_ENTRIES and all(map(_is_plain, value))
+    if type(value) in (int, str):  # a long one is no setting, and slow to compare
+        return (value.bit_length() if type(value) is int else len(value)) <= _LONGEST
+    return value is None or type(value) in (bool, float)
+
+
+def _changed(holder: Any, noted: _Entries, ended: _Entries, now: _Entries) -> list[str]:
+    """Return the places of what lasts from one iteration into the next, and has changed."""
+    names = {**noted, **ended}
+    lasting = [name for name in names if noted.get(name) != ended.get(name) and ended.get(name) == now.get(name)]
+    moved = [name for name in names if ended.get(name) != now.get(name)]
+    by_methods = _made_of_itself(type(holder)) if moved else set()
+    return [*lasting, *(name for name in moved if _last(name) in by_methods)]
+
+
+def _made_of_itself(kind: type) -> set[str]:
+    """Return the attributes that a class's methods set where they also read what they have set: ``self.k += 1``."""
+    found = set[str]()
+    for method in (each for base in kind.__mro__ for each in vars(base).values()):
+        if (code := getattr(method, "__code__", None)) is not None and code.co_name not in _NOT_CALLED:
+            read, written = _instructions(code)
+            found |= written if read & written else set()
+    return found
+
+
+def _accessed(codes: list[tuple[CodeType, bool]]) -> tuple[set[str], set[str]]:
+    """Return the names that a loss reads, and those that it writes: in functions and methods that it may call."""
+    read, written, left = set[str](), set[str](), codes
+    while called := [code for code, is_method in left if not is_method or _may_be_called(code.co_name, read)]:
+        left = [each for each in left if each[0] not in called]
+        for code in called:
+            more_read, more_written = _instructions(code)
+            read, written = read | more_read, written | more_written
+    return read, written
+
+
+def _may_be_called(name: str, read: set[str]) -> bool:
+    return name in read or (name.startswith("__") and name not in _NOT_CALLED) or name == "forward"
+
+
+def _instructions(code: CodeType) -> tuple[set[str], set[str]]:
+    """Return the names (and constant keys) that a function reads, and the attributes that it writes."""
+    read, written = set[str](), set[str]()
+    for each in dis.get_instructions(code):
+        if each.opname in _READS and isinstance(each.argval, str):
+            read.add(each.argval)
+        elif each.opname == "STORE_ATTR":
+            written.add(each.argval)
+        elif isinstance(each.argval, CodeType):
+            inner_read, inner_written = _instructions(each.argval)
+            read, written = read | inner_read, written | inner_written
+    return read, written
+
+
+def _last(name: str) -> str:
+    """Return the last name in a place: of ``tracker.history`` and of ``state['history']`` it is ``history``."""
+    found: list[str] = re.findall(r"[^\W\d]\w*", name)
+    return found[-1] if found else ""
+
+
+def _describe(names: list[str]) -> str:
+    return (
+        f"{names[0]!r}{', ...' if len(names) > 1 else ''}, which the loss function can reach, is changed by the loop, "
+        "and no checkpoint holds it: after a resume, or in a worker that joins, it begins with its first values, and "
+        "the result may differ. Hint:"
+    )
+
+
+_TENSORS = (
+    "run.register('teacher', teacher), before the loop, saves and restores a module, or what else has state_dict() and "
+    "load_state_dict(); a tensor of its own goes into a module by register_buffer(name, tensor)."
+)
+_NUMBERS = (
+    "run.register('tracker', tracker), before the loop, saves and restores a dictionary, or an object with "
+    "state_dict() and load_state_dict(); or compute it from batch.step, before run.step()."
+)

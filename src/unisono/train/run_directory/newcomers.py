@@ -48,8 +48,8 @@ class Newcomers:
         """
         progress, record, checkpoints = self._progress, self._record, self._record.checkpoints
         progress.parts.check_storable()
-        if (unkept := progress.parts.unkept).names:
-            raise ConfigError(unkept.describe().rstrip("."))
+        if text := progress.parts.unkept.describe():
+            raise ConfigError(text.rstrip("."))
         record.ledgers.flush()  # a rank that has not seen these steps could not write them
         loop_s = time.monotonic() - progress._began
         spent = progress._spent(loop_s)

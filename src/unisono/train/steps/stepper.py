@@ -131,7 +131,7 @@ class Stepper:
                 progress.leave(parts, is_whole=progress.done < step or progress.stopped_by is not None)
                 raise
             self._end(batch)
-            parts.check_loop(step)
+            parts.end_iteration(step, speaks=setting.transport.rank == 0)
             if progress.stopped_by is not None:
                 break
             if progress.done != step:
@@ -177,7 +177,7 @@ class Stepper:
         for model in self._models if update is None else update.models:
             if not model.training:
                 self._first_look.at_evaluation_mode(model)
-        parts.check_loop(step)
+        parts.check_iteration(step, speaks=self._setting.transport.rank == 0)
         self._record.settle_objective(objective.score, progress.done)
         parts.is_changing = True
         progress.usage.begin()
