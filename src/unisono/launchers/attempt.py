@@ -178,9 +178,10 @@ def _find_failure(group: WorkerGroup, events: Events, memory_kills: int, why: st
         root = group.root()
     if root is None:
         return Ended(why, is_gentle=False)
-    ended = [end.rank for end in group.exits.values() if end.code == 0]
+    ended = {end.rank: group.last_reading(end.rank) for end in group.exits.values() if end.code == 0}
     known = describe_kill(group.killed.get(root.rank, ""), count_kills() - memory_kills)
-    message = describe(root, group.spec.world_size, ended, group.running, known)
+    step = group.last_reading(root.rank).step
+    message = describe(root, group.spec.world_size, ended, group.running, known, step)
     return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), ending_of(group, root, message))
 
 
