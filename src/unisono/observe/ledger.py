@@ -88,7 +88,7 @@ def hash_samples(indices: npt.NDArray[np.int64]) -> str:
     return hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
-_WAIT_S = 0.2
+_WAIT_S = 0.02
 _encode = json.JSONEncoder(check_circular=False).encode
 # One for every step: what JSON's encoder would write of whole numbers and hex digits, at a quarter of its time.
 _ENTRY = (

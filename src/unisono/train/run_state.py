@@ -216,7 +216,7 @@ class RunState(AnswersNames):
         """Close it; an `error` other than an end of the program says that the loop's body has not come to its end."""
         is_end = error is None or isinstance(error, GeneratorExit) or getattr(error, "code", 1) in (0, None)
         strategy = None if self._stepper is None else self._stepper.parts.strategy
-        self._joined.leave(self._progress, strategy, is_failing=not is_end)
+        self._joined.leave(self._progress, strategy, None if is_end else error)
 
     def _prepared(self) -> Parts:
         return self._need_stepper().parts
