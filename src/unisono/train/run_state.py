@@ -160,8 +160,8 @@ class RunState(AnswersNames):
         if args or not isinstance(metrics, Mapping | None):
             raise ConfigError(f"expected metrics by name, got {metrics!r:.100}. Hint: run.record({{'accuracy': 0.9}}).")
         metrics = {**(metrics or {}), **values}
-        self.first_look.measured |= metrics.keys()
         self._progress.measured(metrics)
+        self.first_look.at_record({*metrics})
 
     def stop(self, reason: str) -> None:
         """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
