@@ -99,3 +99,12 @@ def test_many_workers_are_told_of_before_they_start(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
     tell_of_crowd(replace(spec, workers=8, live="auto", spares=1))
     assert "starting 9 workers" in capfd.readouterr().err
+
+
+def test_an_attempt_tells_of_many_workers_first(tmp_path, monkeypatch, capfd):
+    """Before any of them says a word."""
+    monkeypatch.setattr("unisono.launchers.attempt.usable_cores", lambda: 1)
+    (tmp_path / "program.py").write_text("print('here')")
+    spec = LaunchSpec(target=ScriptTarget(path=str(tmp_path / "program.py")), workers=5, output="stderr")
+    assert attempt(spec, queue.SimpleQueue()) is None
+    assert capfd.readouterr().err.startswith("unisono: starting 5 workers on 1 core: ")
