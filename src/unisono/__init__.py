@@ -115,13 +115,18 @@ def __getattr__(name: str) -> Any:
     """Load a public name on first use, and the modules of callbacks and collectives, which the reference names."""
     if name not in _MODULES and name not in _HOMES:
         raise _missing(name)
-    from unisono.system.loading import collector_at_rest
-    from unisono.system.messages import explain_uncaught
+    try:
+        from unisono.system.loading import collector_at_rest
+        from unisono.system.messages import explain_uncaught
 
-    explain_uncaught()
+        explain_uncaught()
 
-    with collector_at_rest():
-        home = importlib.import_module(f"unisono.{_HOMES.get(name, name)}")
+        with collector_at_rest():
+            home = importlib.import_module(f"unisono.{_HOMES.get(name, name)}")
+    except KeyboardInterrupt:  # a Ctrl-C while torch is loaded: where it was just then helps nobody
+        from unisono.system.messages import interrupted
+
+        raise interrupted() from None
     return home if name in _MODULES else getattr(home, name)
 
 

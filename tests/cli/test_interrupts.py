@@ -212,3 +212,28 @@ def test_within(tmp_path, where, undisturbed):
         subprocess.run(done, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True).stdout
         == undisturbed
     )
+
+
+LOADING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class PressedBefore:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, PressedBefore())
+import unisono
+unisono.Run
+"""
+
+
+@pytest.mark.parametrize("module", ["torch", "unisono.system.loading", "json"])
+def test_ctrl_c_while_a_program_loads_torch(module):
+    """By a name of ours: the program ends by the signal, without a word. The control: of an import of its own, told."""
+    start = "import json; " * (module == "json")
+    program = LOADING.replace("import unisono", f"{start}import unisono")
+    ended = subprocess.run([sys.executable, "-c", program, module], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == -signal.SIGINT
+    assert ("Traceback" in ended.stderr) == (module == "json"), ended.stderr

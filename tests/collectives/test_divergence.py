@@ -16,3 +16,6 @@ def test_who_is_in_a_step():
     other = "step 2: tree_all_reduce of 100 x float32, 4 leaves"
     assert "tensors of equal shape" in said(add, other)
     assert "run.step" not in said(add, other)
+    before = said("run.evaluate, its metrics", "run.steps, its score")
+    assert "rank 0: run.evaluate, its metrics; rank 1: run.steps, its score." in before
+    assert "Every rank makes each of these calls, or none (no `if run.world.is_leader:` around it)." in before

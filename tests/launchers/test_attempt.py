@@ -3,10 +3,11 @@
 import queue
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
-from unisono.launchers.attempt import attempt
+from unisono.launchers.attempt import attempt, tell_of_crowd
 from unisono.launchers.outcomes import Ended, Failed
 from unisono.launchers.spec import LaunchSpec, NodePlacement, ScriptTarget
 from unisono.launchers.supervision.channels import HostSaid
@@ -82,3 +83,28 @@ def test_which_deaths_live_recovery_is_for(tmp_path, end, could_go_on_live):
     outcome = attempt(spec_of(tmp_path, f"import os; {end}", "off"), queue.SimpleQueue())
     assert isinstance(outcome, Failed)
     assert outcome.ending.could_go_on_live == could_go_on_live
+
+
+def test_many_workers_are_told_of_before_they_start(monkeypatch, capfd):
+    """How many on how many cores, how long, how much memory; not with a few, nor again with a restart."""
+    monkeypatch.setattr("unisono.launchers.attempt.usable_cores", lambda: 2)
+    spec = LaunchSpec(target=ScriptTarget(path="train.py"), workers=99)
+    tell_of_crowd(spec)
+    err = capfd.readouterr().err
+    assert (
+        "unisono: starting 99 workers on 2 cores: about 99 s until all have loaded torch, and about 15.8 GB of" in err
+    )
+    for other in (replace(spec, workers=8), replace(spec, attempt=1), replace(spec, output="quiet")):
+        tell_of_crowd(other)
+    assert capfd.readouterr().err == ""
+    tell_of_crowd(replace(spec, workers=8, live="auto", spares=1))
+    assert "starting 9 workers" in capfd.readouterr().err
+
+
+def test_an_attempt_tells_of_many_workers_first(tmp_path, monkeypatch, capfd):
+    """Before any of them says a word."""
+    monkeypatch.setattr("unisono.launchers.attempt.usable_cores", lambda: 1)
+    (tmp_path / "program.py").write_text("print('here')")
+    spec = LaunchSpec(target=ScriptTarget(path=str(tmp_path / "program.py")), workers=5, output="stderr")
+    assert attempt(spec, queue.SimpleQueue()) is None
+    assert capfd.readouterr().err.startswith("unisono: starting 5 workers on 1 core: ")

@@ -9,6 +9,7 @@ from unisono.errors import ConfigError, RankDivergence
 from unisono.metrics.base import Accuracy, Mean
 from unisono.metrics.exchange import check_keys, merge_over_ranks, spread
 from unisono.metrics.labels import Recall
+from unisono.train.run_directory.adoption import compare_scores
 
 
 def run(make, world_size=3):
@@ -45,6 +46,18 @@ def test_other_kinds_under_one_name_stop_all_ranks():
     """Values of different metrics are never added, even under one name."""
     texts = run(lambda rank: {"score": Mean() if rank else Accuracy()})
     assert "{score (Accuracy)}, rank 1 has {score (Mean)}" in texts[0]
+
+
+def test_metrics_on_one_rank_alone():
+    """The others begin their loop: both calls are named, and no name of a metric."""
+
+    def program(transport):
+        if transport.rank:
+            return compare_scores(transport, {"seed": 0})
+        return merge_over_ranks({"loss": Mean()}, transport)
+
+    with pytest.raises(RankDivergence, match=r"rank 0: run\.evaluate, .*; rank 1: run\.steps, its score\."):
+        run_ranks(program, 2)
 
 
 def test_another_order_of_names_is_no_difference():

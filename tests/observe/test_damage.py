@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from unisono.observe.damage import describe_damage
+from unisono.observe.damage import describe_damage, describe_metric_damage
 
 
 def write(path, *lines):
@@ -45,3 +45,13 @@ def test_a_line_that_was_damaged_before_a_resume(tmp_path):
         (tmp_path / name).write_bytes(b"")
     found = f"has no line of step 3, which was damaged before the resume after step 4: see {tmp_path}/ledger.damaged-3-"
     assert found in describe_damage(path, 5)
+
+
+def test_damaged_metrics(tmp_path):
+    """Half a last line and rubbish in the middle are told in one line; steps without a line are no damage."""
+    path = write(tmp_path / "metrics.jsonl", *WHOLE[:2], *WHOLE[3:])
+    assert describe_metric_damage(path) is describe_metric_damage(tmp_path / "none.jsonl") is None
+    write(path, *WHOLE, b'{"step": 6, "va')
+    assert describe_metric_damage(path).startswith(f"{path} breaks off within line 6: what was recorded there is lost")
+    write(path, *WHOLE[:2], b"rubbish\n", *WHOLE[3:])
+    assert describe_metric_damage(path).startswith(f"{path} is damaged in line 3: what was recorded there is lost")

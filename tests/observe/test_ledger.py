@@ -123,8 +123,8 @@ def test_lines_reach_the_file(tmp_path, monkeypatch):
         return [line["step"] for line in lines(path)]
 
     assert after(1, 1.0) == [1]
-    assert after(2, 0.01) == after(3, 0.01) == [1]
-    assert after(4, 1.0) == [1, 2, 3, 4]
+    assert after(2, 0.005) == after(3, 0.005) == [1]
+    assert after(4, 0.025) == [1, 2, 3, 4]
     after(5, 0.01)
     ledger.flush()
     assert [line["step"] for line in lines(path)] == [1, 2, 3, 4, 5]

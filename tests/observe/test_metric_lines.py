@@ -114,3 +114,19 @@ def test_nothing_is_made_without_values(home):
     lines.sync()
     lines.close()
     assert home.names() == []
+
+
+def test_damage_is_known_when_the_file_is_opened(home):
+    """Which line, and that the others stay; not of a whole file."""
+    lines = opened(home, waits=False)
+    for step in (1, 2, 3):
+        lines.add(step, 0, {"loss": step / 2})
+    lines.close()
+    whole = home.read(NAME)
+    assert opened(home, 3).damage == ""
+    for content, told in ((whole + b'{"step": 4', "broke off within line 4"), (b"x" + whole, "was damaged in line 1")):
+        home.replace(NAME, content)
+        found = opened(home, 3)
+        assert found.damage == f"{NAME} that {told}; it is left out, the others up to step 3 stay"
+        found.close()
+        assert [step for step, _ in written(home)] == [1, 2, 3][told.endswith("line 1") :]

@@ -75,6 +75,7 @@ def test_wherever_data_is_given(trainer, data, call, name, said):
         (lambda trainer, data: trainer.run.loader(batch_size=2), r"Run\.loader\(\) needs dataset\."),
         (lambda trainer, data: trainer.run.step(1.5), r"Run\.step\(\) needs loss_function\. Hint: run\.step\(batch, "),
         (lambda *_: unisono.CheckpointPolicy(kep=2), r"CheckpointPolicy\(\) has no kep=\. Hint: did you mean keep=\?"),
+        (lambda *_: unisono.Run(epochz=2), r"Run\(\) has no epochz=\. Hint: did you mean epochs= of Run\.steps\(\)"),
         (lambda *_: unisono.Run(zzz=1), r"Run\(\) has no zzz=; it has seed, replicas, .*transport\."),
         (lambda *_: unisono.Trainer(1, 2, 3, criterion=4), r"Trainer\(\) .*did you mean loss=\?"),
         (lambda *_: unisono.Trainer(1, 2, 3, epochs=4), r"Trainer\(\) .*Run\.steps\(\), Trainer\.fit\(\)\."),

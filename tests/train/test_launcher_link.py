@@ -13,7 +13,7 @@ from unisono.collectives.loopback import run_ranks
 from unisono.errors import RunStopped
 from unisono.observe import phases
 from unisono.report.run_diff import compare_runs
-from unisono.system.heartbeat import JOINED, QUIET, STOPPED, HeartbeatPage
+from unisono.system.heartbeat import JOINED, LEFT_LOOP, QUIET, STOPPED, HeartbeatPage
 from unisono.train.launcher_link import LauncherLink
 from unisono.world import World
 
@@ -163,7 +163,7 @@ def test_what_a_run_tells(toy, tmp_path, monkeypatch):
     assert sorted(index for reading in seen for index in reading.samples) == sorted(
         run.loader(toy.data, batch_size=12).sampler.batch(4).tolist()
     )
-    assert (last.done, last.saved, last.state) == (10, 10, JOINED)
+    assert (last.done, last.saved, last.state, last.phase) == (10, 10, JOINED, LEFT_LOOP)
     assert page.read().state == QUIET
 
 

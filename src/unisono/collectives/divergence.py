@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from unisono.errors import RankDivergence
 
-_IN_STEP = "tree_all_reduce"
+_IN_STEP, _CALL = "tree_all_reduce", "run."
 
 
 def divergence(who: str, first_rank: int, told: Sequence[str], where: str) -> RankDivergence:
@@ -19,4 +19,6 @@ def divergence(who: str, first_rank: int, told: Sequence[str], where: str) -> Ra
             f" Rank {', '.join(adding)} adds gradients, in run.step; the others are in another call, such as "
             "run.evaluate: all ranks make it, or none (no `if run.world.is_leader:` around it)."
         )
+    elif not adding and any(_CALL in what for what in told):
+        hint += " Every rank makes each of these calls, or none (no `if run.world.is_leader:` around it)."
     return RankDivergence(f"{who} the ranks are doing different things {where}: {listed}. Hint: {hint}")

@@ -261,9 +261,9 @@ class GuardedTransport(Transport):
         refuse_alone("barrier")
         self._below.barrier()
 
-    def all_gather_json(self, value: Any) -> list[Any]:
+    def all_gather_json(self, value: Any, of: str = "") -> list[Any]:
         refuse_alone("all_gather_json")
-        return self._below.all_gather_json(value)
+        return self._below.all_gather_json(value, of)
 
     def messages(self) -> Messages:
         refuse_alone("a message")

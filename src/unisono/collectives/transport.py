@@ -97,10 +97,15 @@ class Transport(ABC):
             raise divergence(f"[rank {self.rank}/{self.world_size}]", 0, told, "now")
         return [row[0] for row in rows]
 
-    def all_gather_json(self, value: Any) -> list[Any]:
-        """Return every rank's JSON-able value, in rank order (small control messages; no pickle)."""
+    def all_gather_json(self, value: Any, of: str = "") -> list[Any]:
+        """Return every rank's JSON-able value, in rank order (small control messages; no pickle).
+
+        Args:
+            value: Of this rank.
+            of: What it is: ranks that tell each other different things are refused (`RankDivergence`), by these words.
+        """
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = self.agree("all_gather_json", len(data))
+        sizes = self.agree(of or "all_gather_json", len(data))
         longest = max(sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = data

@@ -37,10 +37,15 @@ from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Events, OutputBroken, Signalled, WorkerGroup, next_event
 from unisono.system.heartbeat import STEPPING
+from unisono.system.machine import usable_cores
+from unisono.system.messages import tell
+from unisono.system.words import counted
 
 # How long to wait for a better culprit after the first failure that blames a peer.
 _ROOT_WAIT_S = 3.0
 _LOOK_S = 0.25
+# Workers a core from which on their start is told of; what loading torch takes of a worker's core and memory.
+_CROWD, _START_S, _START_MB = 4, 2.0, 160
 
 
 def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Outcome:
@@ -59,6 +64,7 @@ def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Out
         bar = cell_bar(is_shown=spec.output != "quiet")
         memory_kills = count_kills()
         try:
+            tell_of_crowd(spec)
             group.start(port)
             outcome = _supervise(group, events, memory_kills, bar, relay)
             # Before a restart the survivors' work is lost anyway; else they may end in their own way.
@@ -76,6 +82,18 @@ def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Out
         tell_of_loners(group)
         return OutputBroken() if group.is_output_broken else group.interrupted
     return outcome
+
+
+def tell_of_crowd(spec: LaunchSpec) -> None:
+    """Say before the first attempt what starts, where workers are many times the cores: they are silent for long."""
+    count, cores = spec.workers + spec.spares, usable_cores()
+    if count <= _CROWD * cores or spec.attempt or (spec.placement and spec.placement.attempt) or spec.output == "quiet":
+        return
+    tell(
+        f"starting {count} workers on {counted(cores, 'core')}: about {count * _START_S / cores:.0f} s until all have "
+        f"loaded torch, and about {count * _START_MB / 1000:.1f} GB of memory before any model. "
+        f"Hint: -n {cores} has a worker for each core."
+    )
 
 
 def _supervise(group: WorkerGroup, events: Events, memory_kills: int, bar: CellBar, relay: Relay | None) -> Outcome:
@@ -178,9 +196,10 @@ def _find_failure(group: WorkerGroup, events: Events, memory_kills: int, why: st
         root = group.root()
     if root is None:
         return Ended(why, is_gentle=False)
-    ended = [end.rank for end in group.exits.values() if end.code == 0]
+    ended = {end.rank: group.last_reading(end.rank) for end in group.exits.values() if end.code == 0}
     known = describe_kill(group.killed.get(root.rank, ""), count_kills() - memory_kills)
-    message = describe(root, group.spec.world_size, ended, group.running, known)
+    step = group.last_reading(root.rank).step
+    message = describe(root, group.spec.world_size, ended, group.running, known, step)
     return Failed(WorkerFailed(message, rank=root.rank, exit_code=root.exit_code), ending_of(group, root, message))
 
 

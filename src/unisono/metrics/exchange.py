@@ -19,7 +19,7 @@ def merge_over_ranks(metrics: Mapping[str, Metric], transport: Transport) -> dic
     """
     # Whole numbers of any size travel as hex text.
     mine = {name: [type(metric).__name__, list(map(hex, _whole(name, metric)))] for name, metric in metrics.items()}
-    shards = transport.all_gather_json(mine)
+    shards = transport.all_gather_json(mine, of="run.evaluate, its metrics")
     check_keys([list(shard) for shard in shards])
     check_keys([[f"{name} ({shard[name][0]})" for name in shards[0]] for shard in shards])
     scores: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What is wrong with a ledger that nobody writes now: lines damaged, lost, cut off or changed (reads files)."""
+"""What is wrong with a ledger, or metrics, that nobody writes now: damaged, lost, cut off or changed lines (files)."""
 
 import re
 from collections.abc import Mapping
@@ -56,3 +56,20 @@ def describe_damage(path: Path, saved: int) -> str | None:
     copies = sorted((int(match[1]), file) for match, file in found if match and int(match[1]) >= step)
     why = f", which was damaged before the resume after step {copies[0][0]}: see {copies[0][1]}" if copies else ""
     return f"{path} has no line of step {step}{why}. {MEND}."
+
+
+def describe_metric_damage(path: Path) -> str | None:
+    """Say where a file of recorded values is damaged, what that means and what to do; None: nowhere, or there is none.
+
+    Args:
+        path: Of ``metrics.jsonl``.
+    """
+    lines = chain.parse_all(read_content(path))
+    number = next((number for number, (_, entry) in enumerate(lines, start=1) if entry is None), None)
+    if number is None:
+        return None
+    what = "breaks off within" if number == len(lines) else "is damaged in"
+    return (
+        f"{path} {what} line {number}: what was recorded there is lost, and curves end before it. "
+        "Hint: the same command leaves that line out, and keeps the others."
+    )

@@ -88,7 +88,7 @@ def hash_samples(indices: npt.NDArray[np.int64]) -> str:
     return hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
-_WAIT_S = 0.2
+_WAIT_S = 0.02
 _encode = json.JSONEncoder(check_circular=False).encode
 # One for every step: what JSON's encoder would write of whole numbers and hex digits, at a quarter of its time.
 _ENTRY = (
@@ -115,6 +115,8 @@ class Ledger:
         head: The chain value after the last line that has been written.
         last_step: That of the last entry which was kept.
         torn_line: The last line, where it was none and is written again with its step; None: there was none.
+        damaged_line: The first line that was none, torn or not; None: there was none.
+        is_cut_off: Whether that was the last line.
 
     Raises:
         CheckpointError: A line up to `last_step` has been changed; or the disk does not take it (here and in all that
@@ -143,6 +145,8 @@ class Ledger:
                 _refuse_changed(path, lines, last_step, head)
             is_torn = is_clean and bool(lines) and lines[-1][1] is None
             self.torn_line = len(lines) if is_torn else None
+            self.damaged_line = next((number for number, (_, entry) in enumerate(lines, 1) if entry is None), None)
+            self.is_cut_off = self.damaged_line == len(lines)
             if not is_clean and not has_gaps:
                 _report(place, path, content, lines, list(kept), last_step)
             self.head = head or chain.head(kept.values())

@@ -20,11 +20,12 @@ class MetricLines:
     """One run's file, which is made with its first line; nothing before it is opened.
 
     Attributes:
+        damage: What was wrong with the file when it was opened, in words; empty: nothing.
         waits: Whether more may come for the same step: inside of a loop over steps. Else lines are written at once.
     """
 
     def __init__(self) -> None:
-        self.waits = False
+        self.damage, self.waits = "", False
         self._home: Directory | None = None
         self._writes = False
         self._file: Ledger | None = None
@@ -37,6 +38,9 @@ class MetricLines:
         self._home, self._writes = home, writes
         if writes and home.status(NAME) is not None:
             self._begin(step)
+            if self._file is not None and (line := self._file.damaged_line) is not None:
+                what = "broke off within" if self._file.is_cut_off else "was damaged in"
+                self.damage = f"{NAME} that {what} line {line}; it is left out, the others up to step {step} stay"
 
     def _begin(self, step: int | None) -> None:
         """Open the file, with its lines up to `step`; None: with all of them."""

@@ -253,4 +253,7 @@ def meant(name: str, known: Iterable[str]) -> str:
         return f". Hint: it is a keyword of {', '.join(_TAKEN_BY[name])}."
     if near:
         return f". Hint: did you mean {' or '.join(each[2:].replace('-', '_') + '=' for each in near)}?"
+    others = nearest_options(f"--{name}", [f"--{each.replace('_', '-')}" for each in _TAKEN_BY])
+    if told := [f"{each}= of {', '.join(_TAKEN_BY[each])}" for each in (one[2:].replace("-", "_") for one in others)]:
+        return f". Hint: did you mean {' or '.join(told)}?"
     return f"; it has {', '.join(known) or 'none'}."

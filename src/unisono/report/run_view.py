@@ -11,8 +11,9 @@ from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger
-from unisono.observe.damage import describe_damage
+from unisono.observe.damage import describe_damage, describe_metric_damage
 from unisono.observe.ledger import read_lines
+from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
 from unisono.observe.speed import seconds_within, speed_of
@@ -51,7 +52,7 @@ class RunView:
     phases: list[StepPhases]  #: Records of all launches; a step done twice appears for each.
     launches: list[Launch]  #: In order.
     changed: str | None = None  #: Which line of the ledger is not the one that was written, in words; None: none is.
-    damage: str | None = None  #: Where the ledger is damaged or cut off, and what to do, in words; None: nowhere.
+    damage: str | None = None  #: Where ledger or metrics are damaged, and what to do, in words; None: nowhere.
 
     @property
     def losses(self) -> list[tuple[float, float]]:
@@ -194,8 +195,8 @@ def read_run(path: Path) -> RunView:
         view = RunView(
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
             result=files["result"], ledger=read_lines(path / "ledger.jsonl"),
-            logged=read_lines(path / "metrics.jsonl"), phases=phases, launches=list(_launches(phases)),
-            changed=changed_ledger(path, files["result"]), damage=ledger_damage(path),
+            logged=read_lines(path / METRICS), phases=phases, launches=list(_launches(phases)),
+            changed=changed_ledger(path, files["result"]), damage=damage_of(path),
         )  # fmt: skip
         view.losses, view.metrics(), view.throughput()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
@@ -209,9 +210,10 @@ def newest_checkpoint(path: Path) -> int:
     return max((int(match[1]) for match in names if match), default=0)
 
 
-def ledger_damage(path: Path) -> str | None:
-    """Return where the ledger of a run that nobody trains is damaged or cut off, and what to do; None: nowhere."""
-    return describe_damage(path / "ledger.jsonl", newest_checkpoint(path))
+def damage_of(path: Path) -> str | None:
+    """Return where ledger and metrics of a run that nobody trains are damaged, and what to do; None: nowhere."""
+    found = describe_damage(path / "ledger.jsonl", newest_checkpoint(path)), describe_metric_damage(path / METRICS)
+    return " ".join(filter(None, found)) or None
 
 
 def _launches(phases: list[StepPhases]) -> Iterator[Launch]:

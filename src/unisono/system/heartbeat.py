@@ -20,6 +20,9 @@ BEAT_S = 0.25
 QUIET, JOINED, STEPPING, STOPPED = range(4)
 """States: no run in this worker; a run has joined; it can be stopped between steps; it has been."""
 
+LEFT_LOOP = "after the loop"
+"""The phase of a worker that has left its loop over steps, and has told nothing since."""
+
 _BYTES = 4096
 # Worker: beats, pid, step in progress, steps done, step saved, ticks; state, replica, number of samples; phase.
 _HEAD = struct.Struct("<QqqqqQIiI16s")

@@ -18,7 +18,7 @@ from unisono.collectives.places import current_world
 from unisono.data.sampler import Indices
 from unisono.observe.phases import DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
 from unisono.strategies.base import Micro
-from unisono.system.heartbeat import JOINED, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
+from unisono.system.heartbeat import JOINED, LEFT_LOOP, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
 from unisono.system.messages import interrupted, show_own_lines
 from unisono.world import World
 
@@ -126,6 +126,7 @@ class LauncherLink:
         finally:
             if self._heartbeat.read().state == STEPPING:
                 self._heartbeat.set_state(JOINED)
+            self._heartbeat.note(LEFT_LOOP.encode())
             for signum, handler in previous.items():
                 if signal.getsignal(signum) in (self._hear, self._hear_again):
                     signal.signal(signum, handler)

@@ -172,8 +172,8 @@ class RunState(AnswersNames):
         if args or not isinstance(metrics, Mapping | None):
             raise ConfigError(f"expected metrics by name, got {metrics!r:.100}. Hint: run.record({{'accuracy': 0.9}}).")
         metrics = {**(metrics or {}), **values}
-        self.first_look.measured |= metrics.keys()
         self._progress.measured(metrics)
+        self.first_look.at_record({*metrics})
 
     def stop(self, reason: str) -> None:
         """End `steps` after the step that is done, as if it were the last; called by all ranks alike."""
@@ -228,7 +228,7 @@ class RunState(AnswersNames):
         """Close it; an `error` other than an end of the program says that the loop's body has not come to its end."""
         is_end = error is None or isinstance(error, GeneratorExit) or getattr(error, "code", 1) in (0, None)
         strategy = None if self._stepper is None else self._stepper.parts.strategy
-        self._joined.leave(self._progress, strategy, is_failing=not is_end)
+        self._joined.leave(self._progress, strategy, None if is_end else error)
 
     def _prepared(self) -> Parts:
         return self._need_stepper().parts

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import functools
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from unisono.errors import CheckpointError, ConfigError, DataError, PeerLost
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.supervision.failure import FailureReport, WorkerExit, describe, find_root, load_reports
+from unisono.system.heartbeat import Reading
 
 
 def report_of(raiser, rank=0, exit_code=1):
@@ -150,12 +152,25 @@ def test_root_without_primary():
     """When all blame a peer, the earliest is shown with a hint about those that said nothing."""
     root = find_root(exits(r0=1, r1=0), {0: secondary(0, 5.0), 2: secondary(2, 4.0)})
     assert root.rank == 2
-    text = describe(root, 4, ended=[1], running=[3])
+    text = describe(root, 4, ended={1: Reading()}, running=[3])
     assert "ended normally: 1; still running: 3" in text
     assert "left its loop" in text
-    text = describe(root, 4, ended=[], running=[3])
+    text = describe(root, 4, ended={}, running=[3])
     assert "Still running: 3. Hint: look for a rank that skips" in text
     assert "left its loop" not in text
+
+
+def test_who_has_left_comes_first():
+    """A rank that ended while another one waited for it: after which step, where that one was, and what to write."""
+    root = find_root(exits(r0=1, r1=0), {0: replace(secondary(0, 5.0), location="train.py:17")})
+    told = {1: Reading(pid=7, done=10, last=320), 2: Reading(pid=8, done=12, last=320)}
+    first, *rest = describe(root, 3, ended=told, running=[], step=11).splitlines()
+    assert first.startswith("rank 1 left its loop after step 10, while rank 0 was in step 11 at train.py:17. Hint: all")
+    assert rest[0].startswith("rank 0 of 3 failed with")
+    first = describe(root, 2, ended={1: Reading(pid=7, done=320, last=320)}, running=[], step=320).splitlines()[0]
+    assert first.startswith("rank 1 ended normally after step 320, while rank 0 waited for it at train.py:17. Hint: ev")
+    early = describe(root, 2, ended={1: Reading(pid=7, done=10, last=320)}, running=[], step=10).splitlines()[0]
+    assert early.startswith("rank 1 ended normally after step 10, while rank 0 waited")  # both had left the loop
 
 
 def test_no_failure():

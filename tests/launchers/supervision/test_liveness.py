@@ -37,7 +37,16 @@ def test_a_straggler_is_told_of():
 def test_standstill_is_reported_ever_more_rarely():
     """All beat but nothing moves: said after the hang's time, then after twice, four times that."""
     found = watch(Liveness(10, 30), 250, tick=lambda now: min(now, 10))
-    assert found == [(10 + after, Still(after)) for after in (30.0, 60.0, 120.0)]
+    early, *reports = found
+    assert early == (15.0, Still(5.0, is_early=True))
+    assert reports == [(10 + after, Still(after)) for after in (30.0, 60.0, 120.0)]
+
+
+def test_an_early_look_at_a_standstill():
+    """It comes once a standstill, where the report comes later than it."""
+    found = watch(Liveness(10, 30), 28, tick=lambda now: now // 14)
+    assert found == [(5.0, Still(5.0, is_early=True)), (19.0, Still(5.0, is_early=True))]
+    assert watch(Liveness(10, 5), 6, tick=lambda now: 0) == [(5.0, Still(5.0))]
 
 
 def test_silence_explains_standstill():
@@ -57,7 +66,8 @@ def test_a_short_silence_does_not_hide_a_standstill():
             beat=lambda rank, now, back=back: 5 if 5 <= now < back else now,
             tick=lambda now: 0.5,
         )
-        assert found == [(back, Back(1, back - 5)), (at, Still(30.0))]
+        reports = [(now, each) for now, each in found if not (isinstance(each, Still) and each.is_early)]
+        assert reports == [(back, Back(1, back - 5)), (at, Still(30.0))]
 
 
 def test_zero_turns_both_off():

@@ -4,8 +4,16 @@ import faulthandler
 import sysconfig
 import threading
 
-from unisono.launchers.supervision.stacks import _PACKAGE, Frame, describe_hang, main_thread, waits_for_others
-from unisono.system.heartbeat import JOINED, Reading
+from unisono.launchers.supervision.stacks import (
+    _PACKAGE,
+    Frame,
+    call_of,
+    describe_hang,
+    main_thread,
+    waits_for_others,
+    waits_in_vain,
+)
+from unisono.system.heartbeat import JOINED, LEFT_LOOP, QUIET, Reading
 
 WAITING = [
     Frame(f"{_PACKAGE}/collectives/shared_memory.py", "200", "_wait"),
@@ -57,16 +65,59 @@ def test_who_waits_in_what():
 def test_the_report():
     """It says who waits, for whom, in which collective of which step, and where the missing rank is."""
     readings = {rank: Reading(step=17, phase=phase, state=JOINED) for rank, phase in enumerate(("reduce", "data"))}
-    report = describe_hang(30, readings, {0: WAITING, 1: AWAY})
+    report = describe_hang(30, readings, {0: WAITING, 1: AWAY}, {})
     assert "nothing has moved for 30 s" in report
     assert "rank 0: waits for the other ranks in all_gather, step 17, doing reduce at /home/me/train.py:31" in report
     assert "rank 1: step 17, doing data, at /home/me/train.py:12 in read_rows" in report
     assert "The others wait for rank 1." in report
     assert "stack of rank 1" in report
     assert "stack of rank 0" not in report
+    assert "If the others never call all_gather, this lasts until the timeout. Hint: every rank must call it" in report
 
 
 def test_the_report_without_stacks():
     """Workers that show nothing are still listed."""
-    report = describe_hang(30, {0: Reading(step=3)}, {0: []})
+    report = describe_hang(30, {0: Reading(step=3)}, {0: []}, {})
     assert "rank 0: step 3; it has not shown its stack" in report
+
+
+STEPPING_FRAMES = [
+    *WAITING[:3],
+    Frame(f"{_PACKAGE}/train/run.py", "9", "step"),
+    Frame(f"{_PACKAGE}/options/keywords.py", "9", "answered"),
+    WAITING[3],
+]
+
+
+def test_the_call_of_the_program():
+    """It is named as the program writes it, whatever waits inside it."""
+    assert call_of(STEPPING_FRAMES) == "run.step"
+    over = [WAITING[1], Frame(f"{_PACKAGE}/train/launcher_link.py", "9", "over"), WAITING[3]]
+    assert call_of(over) == "run.steps"
+    assert call_of(AWAY) == ""
+
+
+def test_different_calls_wait_in_vain():
+    """All wait, and for different things: nobody can go on. The control: all in one call, or one that only computes."""
+    apart = {0: WAITING, 1: STEPPING_FRAMES}
+    assert waits_in_vain(apart)
+    assert not waits_in_vain({0: STEPPING_FRAMES, 1: STEPPING_FRAMES})
+    assert not waits_in_vain({0: WAITING, 1: AWAY})
+    report = describe_hang(5, {rank: Reading(step=10 + rank, state=JOINED) for rank in apart}, apart, {})
+    assert "rank 0: waits for the other ranks in all_gather, step 10 at /home/me/train.py:31" in report
+    assert "rank 1: waits for the other ranks in run.step, step 11 at" in report
+    assert "None of them can go on: they wait in different calls. Hint: every rank must call it: no `if run." in report
+
+
+def test_where_ranks_are_that_do_not_step():
+    """Out of the loop, out of the run, ended: each is said."""
+    readings = {
+        0: Reading(step=10, done=10, state=JOINED, phase=LEFT_LOOP),
+        1: Reading(step=10, done=10, state=JOINED, phase=LEFT_LOOP),
+        2: Reading(pid=7, done=9, state=QUIET),
+    }
+    report = describe_hang(30, readings, {0: WAITING, 1: AWAY, 2: []}, {3: Reading(pid=8, done=8)})
+    assert "rank 0: waits for the other ranks in all_gather, has left its loop after step 10 at" in report
+    assert "rank 1: has left its loop after step 10, at /home/me/train.py:12" in report
+    assert "rank 2: has closed its run after step 9" in report
+    assert "rank 3: has ended after step 8" in report

@@ -73,6 +73,8 @@ def test_a_damaged_ledger(tmp_path):
     assert any("breaks off within line 61" in line for line in events(run))
     (path / "ledger.jsonl").write_text(whole)
     assert run.damage() is None
+    (path / "metrics.jsonl").write_text('{"step": 1, "epoch": 0, "values": {"a": 1.0}}\nrubbish\n{"step": 3}\n')
+    assert "metrics.jsonl is damaged in line 2: what was recorded there is lost" in run.damage()
 
 
 def test_how_it_ended(tmp_path):

@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional as F
 
 import unisono
+from unisono.checkpoint import store
+from unisono.errors import PeerLost
 from unisono.train.guards.early_end import is_broken_off
 
 KEPT = "keeps nothing of what came after step 3"
@@ -48,13 +50,25 @@ def test_what_the_body_has_not_done_is_done_by_a_resumed_run(toy, tmp_path, capf
     whole = train(toy, tmp_path / "whole")
     with pytest.raises(ZeroDivisionError):
         train(toy, tmp_path / "run", fail)
-    assert KEPT in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert f"{KEPT}: an exception has ended the loop after run.step() (ZeroDivisionError), and the rest" in err
     assert not (tmp_path / "run" / "result.json").exists()
     steps, *found = train(toy, tmp_path / "run")
     assert (steps[0], found[0], found[2]) == (4, whole[1], whole[3])
     assert found[1] == {name: lr for name, lr in whole[2].items() if int(name.rpartition(" ")[2]) > 3}
     control = train(toy, tmp_path / "control", lambda: "break"), train(toy, tmp_path / "control")
     assert control[1][1] != whole[1]  # the body of step 5 was left out, as the program has said
+
+
+def test_a_rank_that_has_gone_is_no_failure_of_the_program(toy, tmp_path, capfd):
+    """The words fit: a collective behind the step, which another rank did not come to."""
+
+    def lose():
+        raise PeerLost("rank 1 has died")
+
+    with pytest.raises(PeerLost):
+        train(toy, tmp_path, lose)
+    assert f"{KEPT}: another rank has gone after run.step() (PeerLost), and the rest" in capfd.readouterr().err
 
 
 def test_an_exception_before_the_step_keeps_the_ones_that_are_done(toy, tmp_path):
@@ -116,7 +130,7 @@ def test_a_program_that_tries_again(toy, tmp_path):
     whole = play(toy, tmp_path / "whole")
     with pytest.raises(AssertionError):
         play(toy, tmp_path / "run", fails_at=5)
-    assert unisono.checkpoint.store.list_steps(tmp_path / "run" / "checkpoints")[0][0] == 3
+    assert store.list_steps(tmp_path / "run" / "checkpoints")[0][0] == 3
     assert play(toy, tmp_path / "run") == whole
 
 
@@ -247,6 +261,6 @@ def test_a_program_that_does_not_close_its_run(tmp_path, command, how, steps):
         [sys.executable, *command, str(script), str(out), how], capture_output=True, text=True, timeout=120
     )
     assert (ended.returncode == 0, KEPT in ended.stderr) == (how == "break", how == "raise"), ended.stderr
-    newest = unisono.checkpoint.store.list_steps(out / "checkpoints")[0][0]
+    newest = store.list_steps(out / "checkpoints")[0][0]
     assert newest == steps
     assert (out / "result.json").exists() == (how == "break")

@@ -302,19 +302,31 @@ def test_idle_replicas_are_told_by_the_leader_alone(toy):
 
 
 def test_a_best_that_was_never_measured(toy, tmp_path):
-    """A metric that nobody records keeps no checkpoint: said at the end, with the nearest name that was recorded."""
+    """A metric that nobody records keeps no checkpoint: a name that is nearly right is told with the first record."""
+    steps = []
 
-    def play(best, out):
+    def record(run, step, names):
+        steps.append(step)
+        run.record(dict.fromkeys(names, 0.5))
+
+    def play(best, out, *names):
         policy = unisono.CheckpointPolicy(best=best)
         with unisono.Run(replicas=2, out=out, checkpoints=policy) as run:
             model = build_mlp()
-            train(toy, run, model, after=[lambda: run.record({"accuracy": 0.5})])
+            train(toy, run, model, after=[lambda: record(run, len(steps) + 1, names)])
 
-    play("accuracy", tmp_path / "a")
-    with pytest.warns(
-        UserWarning, match=r"best='accurracy'\) kept no best .*given accuracy\. Hint: did you mean 'accuracy'"
-    ):
-        play("accurracy", tmp_path / "b")
+    play("accuracy", tmp_path / "a", "accuracy", "test_accuracy")
+    told = r"keeps no best .*given accuracy so far\. Hint: did you mean best='accuracy'"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=told):
+            play("accurracy", tmp_path / "b", "accuracy")
+        steps.clear()
+        with pytest.raises(UserWarning, match="did you mean best='test_accuracy'"):
+            play("accuracy", tmp_path / "c", "test_accuracy")
+        assert steps == [1]
+    with pytest.warns(UserWarning, match=r"best='val_loss'\) kept no best .*given train_loss\."):
+        play("val_loss", tmp_path / "d", "train_loss")
 
 
 class Counting(torch.optim.SGD):

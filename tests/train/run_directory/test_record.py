@@ -1,5 +1,6 @@
 """The run directory: written by the leader, told to all ranks, never half-written."""
 
+import contextlib
 import json
 import shutil
 
@@ -85,6 +86,10 @@ def test_a_ledger_that_broke_off_is_told(tmp_path, capsys):
         again.close()
         said = capsys.readouterr().err
         assert (told in said, bool(said)) == (True, bool(told)), said
+    (tmp_path / "metrics.jsonl").write_text("rubbish\n")
+    with contextlib.closing(alone(tmp_path)) as again:
+        again.resume({})
+    assert "held a metrics.jsonl that broke off within line 1; it is left out, the others" in capsys.readouterr().err
 
 
 def test_all_ranks_hear_the_leader(tmp_path):

@@ -20,6 +20,7 @@ from types import TracebackType
 from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldError
 from unisono.system.disk import is_lasting
 from unisono.system.files import replace_file
+from unisono.system.heartbeat import Reading
 from unisono.system.hints import of_a_mistake
 from unisono.system.messages import says_all, show_own_lines
 
@@ -41,6 +42,10 @@ _LOST_PEER_TEXT = re.compile(
 _HINT_ON_GLOO = (
     "Hint: where that speaks of gloo, the ranks passed tensors of unequal sizes to one collective, as a rank without "
     "samples may; --backend shm names both."
+)
+
+_SAME_STEPS = (
+    "Hint: all ranks do the same number of steps; break on a value that all have, as the loss that run.step returns."
 )
 
 
@@ -153,22 +158,53 @@ def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport])
     return min(failures.values(), key=lambda f: (not f.is_config, f.is_secondary, f.time_s), default=None)
 
 
-def describe(failure: Failure, workers: int, ended: Iterable[int], running: Iterable[int], known: str = "") -> str:
-    """Return the text of a `WorkerFailed`."""
+def describe(
+    failure: Failure, workers: int, ended: Mapping[int, Reading], running: Iterable[int], known: str = "",
+    step: int = 0,
+) -> str:  # fmt: skip
+    """Return the text of a `WorkerFailed`.
+
+    Args:
+        failure: That of the rank which failed first.
+        workers: Number of ranks.
+        ended: What ranks have told that have ended normally.
+        running: Those that have not ended.
+        known: What is known of a death by SIGKILL.
+        step: The step in progress in the rank that failed; 0 before the first.
+    """
     who = f"rank {failure.rank} of {workers}"
     text = f"{who} {_describe_report(failure.report) if failure.report else _describe_exit(failure, known)}"
     if failure.is_secondary:
-        early, others = _ranks(ended), _ranks(running)
+        missing = _describe_missing(failure, ended, step)
+        text = f"{missing}\n{text}" if missing else text
         text += "\nIts peer went away or did not answer, and no rank reported a failure of its own. "
-        if early != _ranks([]):
-            text += (
-                f"Ranks that had ended normally: {early}; still running: {others}. So nothing has failed there: the "
-                "program left its loop (break, return) while this rank went on. Hint: all ranks do the same number of "
-                "steps; break on a value that all have, as the loss that run.step returns."
-            )
+        others = _ranks(running)
+        if ended:
+            text += f"Ranks that had ended normally: {_ranks(ended)}; still running: {others}."
         else:
             text += f"Still running: {others}. Hint: look for a rank that skips what the others call."
+        if ended and not missing:
+            text += f" So nothing has failed there: the program left its loop (break, return). {_SAME_STEPS}"
     return text
+
+
+def _describe_missing(failure: Failure, ended: Mapping[int, Reading], step: int) -> str:
+    """Say which ranks had ended where another one waited for them; empty where they have told nothing."""
+    told = {rank: reading for rank, reading in ended.items() if reading.pid}
+    if not told or failure.report is None:
+        return ""
+    done = min(reading.done for reading in told.values())
+    first = [rank for rank, reading in told.items() if reading.done == done]
+    who = f"rank{'s' if len(first) > 1 else ''} {_ranks(first)}"
+    place = f" at {failure.report.location}" if failure.report.location else ""
+    if step > done + 1 or (step == done + 1 and told[first[0]].last > done):
+        return (
+            f"{who} left its loop after step {done}, while rank {failure.rank} was in step {step}{place}. {_SAME_STEPS}"
+        )
+    return (
+        f"{who} ended normally after step {done}, while rank {failure.rank} waited for it{place}. Hint: every rank "
+        "must make that call: no `if run.world.is_leader:`, and no other `if` on the rank, around it."
+    )
 
 
 def describe_kill(killed: str, memory_kills: int) -> str:

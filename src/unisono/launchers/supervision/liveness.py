@@ -12,6 +12,7 @@ from unisono.system.heartbeat import Reading
 # Looks further apart than this: we ourselves were stopped or the machine slept, and nobody is to blame.
 _OWN_GAP_S = 2.5
 _WORTH_TELLING_S = 3.0
+_EARLY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,10 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """All workers live, but no worker has done anything."""
+    """All workers live, but no worker has done anything; `is_early`: for a short time, which a long step takes too."""
 
     seconds: float
+    is_early: bool = False
 
 
 Finding = Silent | Back | Still
@@ -55,7 +57,8 @@ class Liveness:
 
     Args:
         heartbeat_s: Longest silence; 0 allows any.
-        hang_s: Longest time without progress before the first report, which doubles for the next; 0 reports none.
+        hang_s: Longest time without progress before the first report, which doubles for the next; 0 reports none. Where
+            it is longer than 5 s, those are reported too, as early.
     """
 
     heartbeat_s: float
@@ -64,6 +67,7 @@ class Liveness:
     _ticks: int = -1
     _moved_s: float = 0.0
     _next_report_s: float = 0.0
+    _is_early_due: bool = False
     _last_look_s: float | None = None
 
     def look(self, now_s: float, readings: Mapping[int, Reading]) -> list[Finding]:
@@ -84,9 +88,13 @@ class Liveness:
             self._ticks = -1  # a silent worker explains that the others stand still
         elif (ticks := sum(reading.ticks for reading in judged.values())) != self._ticks:
             self._ticks, self._moved_s, self._next_report_s = ticks, now_s, self.hang_s
+            self._is_early_due = self.hang_s > _EARLY_S
         elif self.hang_s and now_s - self._moved_s >= self._next_report_s:
             self._next_report_s *= 2
             findings.append(Still(now_s - self._moved_s))
+        elif self._is_early_due and now_s - self._moved_s >= _EARLY_S:
+            self._is_early_due = False
+            findings.append(Still(now_s - self._moved_s, is_early=True))
         return findings
 
     def _listen(self, now_s: float, rank: int, reading: Reading) -> list[Finding]:

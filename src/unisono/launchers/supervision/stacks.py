@@ -6,14 +6,15 @@ answers too). Out: lines for a person. Starts nothing, sends nothing.
 Source: https://docs.python.org/3/library/faulthandler.html (format of the dump)
 """
 
+import itertools
 import re
 import signal
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.system.heartbeat import Reading
+from unisono.system.heartbeat import LEFT_LOOP, QUIET, Reading
 
 # A real-time signal: programs and schedulers use SIGUSR1 and SIGUSR2 for themselves.
 STACK_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 4) + 4
@@ -21,7 +22,14 @@ _PACKAGE = str(Path(__file__).resolve().parents[2])
 _STANDARD = sysconfig.get_path("stdlib") + "/"
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_START = re.compile(r"^<frozen runpy>|/unisono/launchers/worker/child\.py$")  # what calls the program
 _MOST_FRAMES = 12
+_OWNERS = {"run.py": "run", "run_state.py": "run", "trainer.py": "trainer", "launcher_link.py": "run"}
+_STEPS = {"over": "steps"}  # what passes on the steps of a loop
+_EVERY_RANK = (
+    "Hint: every rank must call it: no `if run.world.is_leader:`, and no other `if` on the rank, around it; all ranks "
+    "leave their loop after the same step."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +87,57 @@ def waits_for_others(frames: Iterable[Frame]) -> str:
     return name
 
 
+def call_of(frames: list[Frame]) -> str:
+    """Return the call of the program's own in which a stack waits for other ranks; empty where it does not wait."""
+    collective = waits_for_others(frames)
+    inner = itertools.takewhile(lambda frame: not frame.is_users, frames if collective else [])
+    for frame in reversed([*inner]):
+        if (owner := _OWNERS.get(frame.file.removeprefix(f"{_PACKAGE}/train/"))) and not frame.function.startswith("_"):
+            return f"{owner}.{_STEPS.get(frame.function, frame.function)}"
+    return collective
+
+
 def describe_place(rank: int, reading: Reading, frames: list[Frame]) -> str:
     """Return one line: where a rank is, and whether it waits for the others."""
     doing = f", doing {reading.phase}" if reading.phase else ""
+    at_step = f"step {reading.step}{doing}"
+    if reading.phase == LEFT_LOOP:
+        at_step = f"has left its loop after step {reading.done}" if reading.done else "has left its loop"
     place = next((frame for frame in frames if frame.is_users), frames[0] if frames else None)
     where = f" at {place}" if place else ""
-    if collective := waits_for_others(frames):
-        return f"rank {rank}: waits for the other ranks in {collective}, step {reading.step}{doing}{where}"
+    if call := call_of(frames):
+        return f"rank {rank}: waits for the other ranks in {call}, {at_step}{where}"
+    if not frames and reading.pid and reading.state == QUIET:
+        return f"rank {rank}: has closed its run after step {reading.done}"
     if not frames:
-        return f"rank {rank}: step {reading.step}{doing}; it has not shown its stack"
-    return f"rank {rank}: step {reading.step}{doing},{where}"
+        return f"rank {rank}: {at_step}; it has not shown its stack"
+    return f"rank {rank}: {at_step},{where}"
 
 
-def describe_hang(seconds: float, readings: dict[int, Reading], stacks: dict[int, list[Frame]]) -> str:
-    """Return the report on a run in which nothing moves."""
-    waiting = {rank: waits_for_others(stacks[rank]) for rank in readings}
-    late = [rank for rank in readings if not waiting[rank]]
+def waits_in_vain(stacks: Mapping[int, list[Frame]]) -> bool:
+    """Whether every rank waits for the others, and not all in one call: none of them can go on."""
+    calls = {call_of(frames) for frames in stacks.values()}
+    return len(calls) > 1 and "" not in calls
+
+
+def describe_hang(
+    seconds: float, readings: dict[int, Reading], stacks: dict[int, list[Frame]], ended: Mapping[int, Reading]
+) -> str:
+    """Return the report on a run in which nothing moves; `ended`: what ranks have told that have ended well."""
+    calls = {rank: call_of(stacks[rank]) for rank in readings}
+    late = [rank for rank in readings if not calls[rank]]
     lines = [f"nothing has moved for {seconds:.0f} s; the workers are left alone."]
     lines += [f"  {describe_place(rank, readings[rank], stacks[rank])}" for rank in readings]
+    lines += [f"  rank {rank}: has ended after step {reading.done}" for rank, reading in ended.items()]
+    waiting = ", ".join(dict.fromkeys(filter(None, calls.values())))
     if late and len(late) < len(readings):
         lines.append(f"  The others wait for rank {', '.join(map(str, late))}.")
-    for rank in late or list(readings)[:1]:
-        shown = stacks[rank][:_MOST_FRAMES]
+    if waits_in_vain(stacks):
+        lines.append(f"  None of them can go on: they wait in different calls. {_EVERY_RANK}")
+    elif waiting and (ended or len(late) < len(readings)) and (late or ended):
+        lines.append(f"  If the others never call {waiting}, this lasts until the timeout. {_EVERY_RANK}")
+    for rank in late:
+        shown = [frame for frame in stacks[rank] if not _START.search(frame.file)][:_MOST_FRAMES]
         if shown:
             lines += [f"  stack of rank {rank}, innermost call first:", *(f"    {frame}" for frame in shown)]
     return "\n".join(lines)

@@ -10,8 +10,8 @@ import time
 from typing import final
 
 from unisono.launchers.supervision.live_following import Recovery
-from unisono.launchers.supervision.liveness import Back, Liveness, Silent
-from unisono.launchers.supervision.stacks import describe_hang
+from unisono.launchers.supervision.liveness import Back, Liveness, Silent, Still
+from unisono.launchers.supervision.stacks import describe_hang, waits_in_vain
 from unisono.launchers.worker_group import WorkerGroup
 from unisono.system.messages import tell
 
@@ -43,8 +43,15 @@ class Supervisor:
             elif isinstance(finding, Back):
                 self._tell(f"rank {finding.rank} is back after {finding.seconds:.1f} s of silence.")
             else:
-                readings = self._group.readings()
-                self._tell(describe_hang(finding.seconds, readings, self._group.stacks(list(readings))))
+                self._tell_hang(finding)
+
+    def _tell_hang(self, still: Still) -> None:
+        """Say where all workers are; early only where they surely wait in vain: those of one host see all others."""
+        group, readings = self._group, self._group.readings()
+        stacks = group.stacks(list(readings))
+        ended = {rank: group.last_reading(rank) for rank, end in group.exits.items() if end.code == 0}
+        if not still.is_early or (group.spec.placement is None and waits_in_vain(stacks)):
+            self._tell(describe_hang(still.seconds, readings, stacks, ended))
 
     def _treat(self, silent: Silent) -> None:
         group, rank = self._group, silent.rank

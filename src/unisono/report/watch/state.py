@@ -14,7 +14,7 @@ from unisono.observe.run_json import read_object
 from unisono.observe.speed import WINDOW, WITHIN, Speed, rates, seconds_within, speed_in, speed_of
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
-from unisono.report.run_view import check_run, holder_of, is_held, ledger_damage, newest_checkpoint
+from unisono.report.run_view import check_run, damage_of, holder_of, is_held, newest_checkpoint
 from unisono.report.watch.ranks import RankState, Slow, left_behind, slowest
 
 MOST_POINTS = 2000
@@ -60,7 +60,7 @@ class WatchedRun:
         self.began_s: dict[int, float] = {}
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
         self.num_steps: int | None = None
-        self._looked_at, self._damage = (-1, -1), None  # type: tuple[int, int], str | None
+        self._looked_at, self._damage = [], None  # type: list[tuple[int, int] | None], str | None
         self.poll()
 
     def poll(self) -> bool:
@@ -251,15 +251,13 @@ class WatchedRun:
         }  # fmt: skip
 
     def damage(self) -> str | None:
-        """Return where the ledger is damaged or cut off, and what to do; None: nowhere, or it is being written."""
+        """Return where ledger or metrics are damaged, and what to do; None: nowhere, or they are being written."""
         if self.state in {"training", "starting"}:
             return None
-        try:
-            found = (self.path / "ledger.jsonl").stat()
-        except FileNotFoundError:
-            return None
-        if self._looked_at != (found.st_size, found.st_mtime_ns):
-            self._looked_at, self._damage = (found.st_size, found.st_mtime_ns), ledger_damage(self.path)
+        files = (self.path / name for name in ("ledger.jsonl", "metrics.jsonl"))
+        found = [(file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else None for file in files]
+        if found[0] is not None and self._looked_at != found:
+            self._looked_at, self._damage = found, damage_of(self.path)
         return self._damage
 
     def _memory(self) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, PeerLost
 
 _POPS = ("POP_TOP", "POP_ITER", "END_FOR")  # what ``break`` and ``return`` let go of a loop's iterator with
 
@@ -67,25 +67,19 @@ class EarlyEnd:
         except CheckpointError as error:
             self._has_lost(error)
         else:
-            self._tell_dropped = weakref.finalize(
-                self, _tell, self._where,
-                f"keeps nothing of what came after step {after}: an exception has ended the loop after run.step(), or "
-                "nobody has closed the run: the rest of the loop's body would be skipped. A resumed run goes on from "
-                "that step. Hint: `with unisono.Run(...) as run:` keeps it where nothing has failed.",
-            )  # fmt: skip
+            self._tell_dropped = weakref.finalize(self, _tell_dropped, self._where, after)
 
-    def end(self, *, is_failing: bool = False) -> None:
-        """Keep the step, or drop it where its body has failed; nothing where none waits."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Keep the step, or drop it where its body has failed with `error`; nothing where none waits."""
         decide, told = self._decide, self._tell_dropped
         self._decide = self._tell_dropped = None
         if decide is None or told is None:
             return
-        if is_failing:
-            told()
-        else:
-            told.detach()
+        told.detach()
+        if error is not None:
+            _tell_dropped(self._where, self._after, error)
         try:
-            decide(not is_failing)
+            decide(error is None)
         except CheckpointError as error:
             self._has_lost(error)
 
@@ -103,3 +97,20 @@ class EarlyEnd:
 def _tell(where: Path | None, text: str) -> None:
     if where is not None:
         sys.stderr.write(f"unisono: {where} {text}\n")
+
+
+def _tell_dropped(where: Path | None, after: int, error: BaseException | None = None) -> None:
+    """Say what is not kept, and why: because of an error; None: nobody knows of one."""
+    cause = (
+        "the loop ended after run.step() by an exception (its own, or because another rank has gone), or nobody has "
+        "closed the run"
+    )
+    hint = " Hint: `with unisono.Run(...) as run:` keeps it where nothing has failed."
+    if error is not None:
+        what = "another rank has gone" if isinstance(error, PeerLost) else "an exception has ended the loop"
+        cause, hint = f"{what} after run.step() ({type(error).__name__})", ""
+    _tell(
+        where,
+        f"keeps nothing of what came after step {after}: {cause}, and the rest of the loop's body was not done. "
+        f"A resumed run goes on from that step.{hint}",
+    )

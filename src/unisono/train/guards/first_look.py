@@ -6,7 +6,8 @@ Everything here is looked at once, before the first step; the leader speaks.
 import gc
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from difflib import get_close_matches
 from typing import Any, final
 
 import torch
@@ -39,7 +40,7 @@ class FirstLook:
     def __init__(self, *, is_leader: bool, best: str | None = None) -> None:
         self._speaks, self.best, self._is_score_told = is_leader, best, not is_leader
         self._unseeded = Unseeded()
-        self._is_mode_told = self._is_schedule_told = not is_leader
+        self._is_mode_told = self._is_schedule_told = self._is_best_told = not is_leader
         self._rates: list[float] | None = None
         self._looks_left = 2
         self._attributes: dict[str, dict[str, Any]] = {}
@@ -156,6 +157,19 @@ class FirstLook:
                     "optimizer.state, in a group of param_groups, or in state_dict() and load_state_dict() of its own."
                 )
 
+    def at_record(self, names: Set[str]) -> None:
+        """Look at the names of what is recorded; one that is nearly `best`, which has had no value, is told now."""
+        self.measured |= names
+        best = self.best
+        if best is None or self._is_best_told or best in self.measured:
+            return
+        if near := [each for each in sorted(names) if best in each] or get_close_matches(best, names, cutoff=0.85):
+            self._is_best_told = True
+            warn(
+                f"CheckpointPolicy(best={best!r}) keeps no best checkpoint: run.record() was given "
+                f"{', '.join(sorted(self.measured))} so far. Hint: did you mean best={near[0]!r}?"
+            )
+
     def at_end(self, steps: range, left_over: str = "") -> None:
         """Look at what was measured, of which checkpoints were to keep the best, and at what is not in the model.
 
@@ -166,7 +180,7 @@ class FirstLook:
         if left_over and steps and self._speaks:
             warn(left_over)
         best, measured = self.best, self.measured
-        if best is not None and best not in measured and steps and (measured or 1 in steps) and self._speaks:
+        if best is not None and best not in measured and steps and (measured or 1 in steps) and not self._is_best_told:
             warn(
                 f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given "
                 f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}"

@@ -52,7 +52,7 @@ def refuse_objective(recorded: Mapping[str, Any] | None, given: Mapping[str, Any
 
 def compare_scores(transport: Transport, score: dict[str, Any]) -> None:
     """Compare the scores of all ranks (`RankDivergence`): the directory has but one; collective."""
-    for rank, theirs in enumerate(transport.all_gather_json(score)):
+    for rank, theirs in enumerate(transport.all_gather_json(score, of="run.steps, its score")):
         if lines := diff(score, theirs):
             if lines[0].startswith(("data.", SAMPLES)):
                 raise RankDivergence(

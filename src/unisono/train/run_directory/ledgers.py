@@ -37,6 +37,8 @@ class Ledgers:
         if (line := self._ledger.torn_line) is not None:
             tell(f"held a ledger that broke off within line {line}; it is written again from step {step + 1} on")
         self.metrics.open(home, step)
+        if self.metrics.damage:
+            tell(f"held a {self.metrics.damage}")
         if self.keeps_detail:
             self._detail = Ledger(home.path / "detail.jsonl", step, has_gaps=True, home=home)
 

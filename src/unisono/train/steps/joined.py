@@ -143,11 +143,11 @@ class Joined:
         self.claim.steps = weakref.ref(followed)
         return followed
 
-    def leave(self, progress: RunProgress, strategy: Strategy | None, *, is_failing: bool) -> None:
-        """Close everything, with what the last loop has done kept but for what it has failed in; safe to call twice."""
+    def leave(self, progress: RunProgress, strategy: Strategy | None, error: BaseException | None) -> None:
+        """Close everything, with what the last loop has done kept unless it failed with `error`; safe to call twice."""
         if (steps := self.claim.steps()) is not None:
             steps.close()
-        progress.early.end(is_failing=is_failing)
+        progress.early.end(error)
         self.link.close()
         self._restore_torch()
         if strategy is not None:

@@ -114,7 +114,8 @@ def check_alike(
 ) -> None:
     """Compare what all ranks have built, on what, and how; `RankDivergence` names the first difference; collective."""
     host = os.uname().nodename
-    for rank, theirs in enumerate(transport.all_gather_json([description, environment, settings, host])):
+    mine = [description, environment, settings, host]
+    for rank, theirs in enumerate(transport.all_gather_json(mine, of="run.prepare, its model")):
         built, on, how = diff(description, theirs[0]), drift(environment, theirs[1]), diff(settings, theirs[2])
         if lines := how + built + on:  # settings first: what was built follows from them
             hosts = f" (host {host})", f" (host {theirs[3]})"
