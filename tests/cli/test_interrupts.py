@@ -214,7 +214,7 @@ def test_within(tmp_path, where, undisturbed):
     )
 
 
-LOADING = """
+LOADS_TORCH = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -233,7 +233,7 @@ unisono.Run
 def test_ctrl_c_while_a_program_loads_torch(module):
     """By a name of ours: the program ends by the signal, without a word. The control: of an import of its own, told."""
     start = "import json; " * (module == "json")
-    program = LOADING.replace("import unisono", f"{start}import unisono")
+    program = LOADS_TORCH.replace("import unisono", f"{start}import unisono")
     ended = subprocess.run([sys.executable, "-c", program, module], capture_output=True, text=True, timeout=120)
     assert ended.returncode == -signal.SIGINT
     assert ("Traceback" in ended.stderr) == (module == "json"), ended.stderr

@@ -176,7 +176,7 @@ def test_row_38_a_rank_that_does_not_come(launches):
     """A rank that hangs in the program's own code: after a while it is said in plain words who waits for whom."""
     launcher = launches.start("hang@6:1", options=("--hang-report", "2"))
     wanted = re.compile(
-        r"rank 0: waits for the other ranks in \w+, step 6(?s:.*)"
+        r"rank 0: waits for the other ranks in [\w.]+, step 6(?s:.*)"
         r"rank 1: step 6, doing between steps, at \S+job\.py:\d+ in (?s:.*)The others wait for rank 1\."
     )
     err = ""
