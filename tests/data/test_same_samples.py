@@ -13,6 +13,7 @@ import torch
 
 from unisono.collectives.placement import place_evenly
 from unisono.data import loader as loaders
+from unisono.data import same_samples
 from unisono.data.datasets import ArrayDataset
 from unisono.data.loader import Fetcher, Loader
 from unisono.data.same_samples import first_samples, parts_of_sample
@@ -135,8 +136,9 @@ def test_each_sample_counts_and_few_are_fetched():
     assert len(numbers.asked) == 2
 
 
-def test_collate_is_asked_for_the_whole_micro_batch():
+def test_collate_is_asked_for_the_whole_micro_batch(monkeypatch):
     """As in training, with all its samples; where that would take long, not at all."""
+    monkeypatch.setattr(same_samples, "_ENOUGH_S", 60.0)  # also on a busy machine
     sizes = []
 
     def collate(samples):
@@ -148,6 +150,7 @@ def test_collate_is_asked_for_the_whole_micro_batch():
     with pytest.raises(DataError, match="the first micro-batch of Numbers is another one"):
         look(Numbers(), collate=lambda samples: collate(samples) * float(own.random()))
     sizes.clear()
+    monkeypatch.undo()
     slow = Numbers(lambda x: [time.sleep(0.05), x][1])
     assert "the first micro-batch" not in look(slow, batch_size=24, collate=collate)
     assert sizes == []

@@ -100,6 +100,15 @@ def test_accuracy_refuses_other_shapes(outputs, targets):
         Accuracy().update(torch.zeros(outputs), torch.zeros(targets, dtype=torch.int64))
 
 
+@pytest.mark.parametrize(
+    ("outputs", "targets", "hint"),
+    [((3,), (3,), r"without argmax\(\)"), ((3,), (3, 2), "outputs first"), ((3, 2), (2,), r"\(2,\)\.$")],
+)
+def test_what_accuracy_refuses_says_the_usual_cause(outputs, targets, hint):
+    with pytest.raises(ConfigError, match=hint):
+        Accuracy().update(torch.zeros(outputs), torch.zeros(targets, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 3, 5])
 def test_top_k_is_scikit_learns_on_any_world(top_k):
     """The target is among the k largest scores: the same count on one to four ranks."""

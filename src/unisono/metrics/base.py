@@ -109,7 +109,7 @@ class Accuracy(Metric):
         if output.ndim < 2 or target.shape != output.shape[:1] + output.shape[2:]:
             raise ConfigError(
                 f"Accuracy expects outputs (n, classes, ...) and targets (n, ...), "
-                f"got {tuple(output.shape)} and {tuple(target.shape)}."
+                f"got {tuple(output.shape)} and {tuple(target.shape)}.{_hint(output, target)}"
             )
         scores, target = output.movedim(1, -1).reshape(-1, output.shape[1]), target.reshape(-1)
         if self._ignore_index is not None:
@@ -228,3 +228,12 @@ def check_classes(what: str, classes: Tensor, num_classes: int) -> None:
             f"expected {what} in 0..{num_classes - 1}, got {int(classes.min())}..{int(classes.max())}. "
             "Hint: ignore_index= leaves padded targets out."
         )
+
+
+def _hint(output: Tensor, target: Tensor) -> str:
+    """Return what usually makes these shapes: classes in place of their scores, or the two in the other order."""
+    if output.shape == target.shape:
+        return " Hint: the scores of all classes, model(micro.x), without argmax()."
+    if target.ndim > 1 and output.shape == target.shape[:1] + target.shape[2:]:
+        return " Hint: outputs first: (model(micro.x), micro.y)."
+    return ""

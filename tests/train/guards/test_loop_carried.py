@@ -1,4 +1,4 @@
-"""Resumed runs whose own loop carries a variable from iteration to iteration: told then, never before."""
+"""Runs whose own loop carries a variable from iteration to iteration: told before the first step of each launch."""
 
 import warnings
 
@@ -34,14 +34,18 @@ def show(toy, out, last):
 
 
 def test_a_resumed_run_says_which_variable_starts_over(toy, tmp_path):
-    """Not the first launch, nor one that has nothing to do."""
+    """So does the first launch, if it is kept; one that has nothing to do does not."""
+    with pytest.warns(UserWarning, match=TOLD) as told:
+        assert count(toy, tmp_path, 4) == [1, 2, 3, 4]
+    assert "starts over in a resumed run, so" in str(told[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert count(toy, tmp_path, 4) == [1, 2, 3, 4]
         assert count(toy, tmp_path, 4) == []
+        assert count(toy, None, 4) == [1, 2, 3, 4]
     with pytest.warns(UserWarning, match=TOLD) as told:
         assert count(toy, tmp_path, 8) == [5, 6, 7, 8]
     assert len(told) == 1
+    assert "starts over with this launch, so" in str(told[0].message)
     assert told[0].filename == __file__
 
 
@@ -52,7 +56,8 @@ def through(batches):
 
 def test_a_library_between(toy, tmp_path):
     """The loop is found through what goes between it and the steps."""
-    count(toy, tmp_path, 4, through)
+    with pytest.warns(UserWarning, match=TOLD):
+        count(toy, tmp_path, 4, through)
     with pytest.warns(UserWarning, match=TOLD):
         count(toy, tmp_path, 8, through)
 
@@ -66,7 +71,8 @@ def test_all_variables_are_told_in_one_message(toy, tmp_path):
                 value = run.step(batch, lambda micro: (k + ema) * F.cross_entropy(model(micro.x), micro.y))  # noqa: B023
                 ema = 0.9 * ema + 0.1 * value
 
-    weigh(4)
+    with pytest.warns(UserWarning, match="are carried"):
+        weigh(4)
     with pytest.warns(UserWarning, match=r"`k` \(line \d+\), `ema` \(line \d+\) are carried .*, and decide") as told:
         weigh(8)
     assert len(told) == 1

@@ -108,6 +108,9 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+_OWN_LOSS = "a loss with parameters of its own is part of it: nn.ModuleDict({'model': model, 'loss': loss})"
+
+
 def _check_parameters(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
@@ -121,7 +124,8 @@ def _check_parameters(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> 
     if strangers:
         raise ConfigError(
             f"the optimizer holds {strangers} of {len(optimized)} parameters that the model does not have. "
-            "Hint: create the optimizer from model.parameters() of the very model you pass."
+            "Hint: create the optimizer from model.parameters() of the very model you pass"
+            + ("." if strangers == len(optimized) else f"; {_OWN_LOSS}.")
         )
     # Of several models, one without an optimizer is a teacher or an average.
     held = {*optimized}

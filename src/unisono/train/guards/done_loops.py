@@ -29,10 +29,11 @@ class DoneLoops:
     Args:
         parts: Of the run: the registered ones, and the settings of the optimizers, are looked at.
         tell: Is given what was put back, in words, once.
+        is_kept: Whether checkpoints are written: a later launch may go on with the run.
     """
 
-    def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
-        self._parts, self._tell = parts, tell
+    def __init__(self, parts: Parts, tell: Callable[[str], None], *, is_kept: bool = False) -> None:
+        self._parts, self._tell, self._is_kept = parts, tell, is_kept
         self._kept: dict[str, Any] | None = None
         self._has_looked = False  # for variables that the loop carries
 
@@ -42,10 +43,11 @@ class DoneLoops:
         if self._kept is not None:
             self._put_back(self._kept)
         if (
-            0 < done < last
+            done < last
+            and (done or self._is_kept)
             and not self._has_looked
             and (current_world().is_leader or current_world().joins is not None)
-            and (text := describe_loop_carried(inspect.currentframe()))
+            and (text := describe_loop_carried(inspect.currentframe(), is_resumed=done > 0))
         ):
             warn(text)
         if done < last and not self._has_looked and self._parts.replaced:

@@ -1,4 +1,4 @@
-"""Variables that a program's loop carries, which start over in a resumed run: told before its first step."""
+"""Variables that a program's loop carries, which start over in a resumed run: told before a launch's first step."""
 
 import ast
 import linecache
@@ -11,7 +11,7 @@ from unisono.system.messages import is_ours
 _MOST_FRAMES = 4  # between the loop and us there may be another library's, as of a progress bar
 
 
-def describe_loop_carried(frame: FrameType | None) -> str:
+def describe_loop_carried(frame: FrameType | None, *, is_resumed: bool) -> str:
     """Return which variables start over in the loop which `frame`, or one around it, is in; empty where none does."""
     for outer in _outside(frame):
         lines = linecache.getlines(outer.f_code.co_filename, outer.f_globals)
@@ -20,7 +20,7 @@ def describe_loop_carried(frame: FrameType | None) -> str:
         except (SyntaxError, ValueError, RecursionError):  # no source, or none that can be read alone
             continue
         if found:
-            return _words(found)
+            return _words(found, "with this launch" if is_resumed else "in a resumed run")
     return ""
 
 
@@ -34,14 +34,14 @@ def _outside(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _words(found: Sequence[LoopVariable]) -> str:
+def _words(found: Sequence[LoopVariable], when: str) -> str:
     names = ", ".join(f"`{each.name}` (line {each.line})" for each in found)
     lines = ", ".join(map(str, sorted({each.reached for each in found})))
     is_one, first = len(found) == 1, found[0].name
     return (
         f"{names} {'is' if is_one else 'are'} carried from iteration to iteration by your own loop, and "
         f"{'decides' if is_one else 'decide'} in line {lines} what is trained. No checkpoint holds "
-        f"{'it: it starts' if is_one else 'them: they start'} over with this launch, so that the result depends on "
+        f"{'it: it starts' if is_one else 'them: they start'} over {when}, so that the result depends on "
         f"where the run was interrupted. Hint: compute {'it' if is_one else 'them'} from batch.step or batch.epoch; or "
         f"run.register({first!r}, object) keeps a dictionary, or what has state_dict() and load_state_dict()."
     )

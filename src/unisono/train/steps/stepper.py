@@ -60,12 +60,12 @@ class Stepper:
         self.parts, self._precision = parts, setting.precision
         parts.begin_steps()
         self.loss, self.balancer = math.nan, Balancer(options, setting, live)  # the loss of the last step
-        self._setting, self._replicas, self._live = setting, setting.replicas, live
+        self._setting, self._replicas, self._live, self._models = setting, setting.replicas, live, [parts.model]
         self._look = (lambda: None) if live is None else live.look
         self._world = None if live is None else live.world  # that of the data which is fetched
         self._progress, self._record, self._link = progress, record, link
         self._between, self._non_finite, self._first_look = between, non_finite, first_look
-        self._models, self._done_loops = [parts.model], DoneLoops(parts, record.tell)
+        self._done_loops = DoneLoops(parts, record.tell, is_kept=record.checkpoints is not None)
         self._updates = Updates(parts.updates, parts.model) if parts.updates else None
         self._inside = InsideLoss(parts.model, parts.optimizers.values(), options, setting, parts.unkept)
         self._timed = TimedObjectives(self._precision, self._inside, link.phases)
@@ -94,7 +94,7 @@ class Stepper:
         if self._live is not None and isinstance(loader, StreamLoader):
             self._live.refuse("the data is a stream, which is not read again from the step's beginning")
         elif self._live is not None and self._updates is not None:
-            self._live.refuse("it has several optimizers, and a batch has several updates")
+            self._live.refuse("the run has several optimizers, and so a batch several updates")
         self._loader, self._last, self._fetched = loader, last, self._fetch(loader, first, last)
         try:
             yield from self._batches(loader, first, last)
