@@ -177,6 +177,7 @@ def test_a_stopped_run_is_remembered_as_such(tmp_path):
     assert HeartbeatPage(tmp_path / "b").read().state == STOPPED
 
 
+@pytest.mark.filterwarnings("ignore:`clock.now`")
 def test_time_goes_to_the_phase_it_was_spent_in(toy, tmp_path, monkeypatch):
     """User code of every phase takes a time of its own, by a clock that only it moves: each is found in its place."""
     clock = Clock()

@@ -79,6 +79,18 @@ def test_all_variables_are_told_in_one_message(toy, tmp_path):
     assert "they start over" in str(told[0].message)
 
 
+def test_what_is_registered_is_not_told(toy, tmp_path):
+    """However the source does it."""
+    with warnings.catch_warnings(), toy.run(out=tmp_path) as (run, model, _):
+        warnings.simplefilter("error")
+        state = {"k": 0}
+        for name, part in {"state": state}.items():
+            run.register(name, part)
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1, max_steps=2):
+            state["k"] += 1
+            run.step(batch, lambda micro: state["k"] * F.cross_entropy(model(micro.x), micro.y))
+
+
 def test_what_is_only_shown_is_not_told(toy, tmp_path):
     """The control."""
     with warnings.catch_warnings():

@@ -47,7 +47,7 @@ class DoneLoops:
             and (done or self._is_kept)
             and not self._has_looked
             and (current_world().is_leader or current_world().joins is not None)
-            and (text := describe_loop_carried(inspect.currentframe(), is_resumed=done > 0))
+            and (text := self._describe_carried(done))
         ):
             warn(text)
         if done < last and not self._has_looked and self._parts.replaced:
@@ -57,6 +57,11 @@ class DoneLoops:
             for each in self._parts.optimizers.values():  # earlier; torch warns of schedules otherwise
                 each._opt_called = True  # type: ignore[attr-defined]
         self._kept = copy.deepcopy(self._state()) if last < done else None
+
+    def _describe_carried(self, done: int) -> str:
+        return describe_loop_carried(
+            inspect.currentframe(), self._parts.registered.values(), is_resumed=done > 0,
+        )  # fmt: skip
 
     def _tell_replaced(self, done: int) -> None:
         replaced = self._parts.replaced

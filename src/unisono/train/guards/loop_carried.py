@@ -2,26 +2,39 @@
 
 import ast
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from unisono.determinism.loop_variables import LoopVariable, loop_variables
 from unisono.system.messages import is_ours
+from unisono.train.kept_dict import KeptDict
 
 _MOST_FRAMES = 4  # between the loop and us there may be another library's, as of a progress bar
 
 
-def describe_loop_carried(frame: FrameType | None, *, is_resumed: bool) -> str:
-    """Return which variables start over in the loop which `frame`, or one around it, is in; empty where none does."""
+def describe_loop_carried(frame: FrameType | None, registered: Collection[Any], *, is_resumed: bool) -> str:
+    """Return which variables start over in the loop which `frame`, or one around it, is in; empty where none does.
+
+    Those of objects that are `registered` do not, whatever the source calls them.
+    """
+    held = {id(each.kept if isinstance(each, KeptDict) else each) for each in registered}
     for outer in _outside(frame):
         lines = linecache.getlines(outer.f_code.co_filename, outer.f_globals)
         try:
             found = [each for each in loop_variables(ast.parse("".join(lines))) if outer.f_lineno in each.loop]
         except (SyntaxError, ValueError, RecursionError):  # no source, or none that can be read alone
             continue
+        found = [each for each in found if id(_root(outer, each.name)) not in held]
         if found:
             return _words(found, "with this launch" if is_resumed else "in a resumed run")
     return ""
+
+
+def _root(frame: FrameType, name: str) -> Any:
+    """Return the object that the first name of `name` (``state`` of ``state.best``) stands for, or None."""
+    root = name.partition(".")[0].partition("[")[0]
+    return frame.f_locals.get(root, frame.f_globals.get(root))
 
 
 def _outside(frame: FrameType | None) -> Iterator[FrameType]:
