@@ -152,5 +152,6 @@ def draw(records: Sequence[Result], picture: Path) -> None:
     lines = [f"{where}, median of {len(rows[0].samples)} rounds, {rows[0].date}."]
     chart = bar_view("Seconds of training", bars, "job", "{:.0f} s".format, finding="; ".join(ratios) + ".")
     lines.append("DDP: a tutorial, several epochs. fast: another recipe, one epoch.")
-    title = f"To the same accuracy {range_of([row.ratio or 0 for row in rows], '.0f')} times as fast as DDP"
+    times = range_of([row.ratio or 0 for row in rows], ".0f")
+    title = f"A better recipe: the tutorial with DDP takes {times} times as long"
     draw_section(Section(title=title, lines=lines, charts=[chart]), picture)

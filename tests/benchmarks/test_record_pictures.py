@@ -43,7 +43,7 @@ def test_titles_say_what_the_records_say(programs, tmp_path):
     assert "2 workers on 2 cores: 1.2 times as fast" in words(tmp_path / "a.svg")
     rows = results.read(results.RESULTS / "time_to_accuracy.json")
     drawing["time-to-accuracy"].draw([replace(row, ratio=2.0, peer_median=99.0) for row in rows], tmp_path / "b.svg")
-    assert "To the same accuracy 2 times as fast as DDP" in words(tmp_path / "b.svg")
+    assert "A better recipe: the tutorial with DDP takes 2 times as long" in words(tmp_path / "b.svg")
     assert " 99 s " in words(tmp_path / "b.svg")
 
 
