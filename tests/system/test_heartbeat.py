@@ -43,8 +43,10 @@ def test_what_is_only_shown(tmp_path):
     for loss, shown in ((1e300, math.inf), (-1e300, -math.inf), (math.inf, math.inf)):
         heartbeat.done(8, loss)
         assert heartbeat.read().loss == shown
-    heartbeat.done(9, math.nan)
-    assert math.isnan(heartbeat.read().loss)
+    for unknown in (math.nan, None):
+        heartbeat.done(8, 0.5)
+        heartbeat.done(9, unknown)
+        assert math.isnan(heartbeat.read().loss)
     heartbeat.ends(2**40)
     assert heartbeat.read().last == 2**32 - 1
 

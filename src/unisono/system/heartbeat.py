@@ -153,11 +153,11 @@ class HeartbeatPage:
         _UINT.pack_into(self._page, _LAST, min(max(last, 0), 2**32 - 1))
 
     def done(self, step: int, loss: float | None = None) -> None:
-        """Say which step is finished, and with which loss."""
+        """Say which step is finished, and with which loss; None where another launch has computed it."""
         if not self.is_read:
             return
-        if loss is not None:
-            _FLOAT.pack_into(self._page, _LOSS, math.copysign(math.inf, loss) if abs(loss) > _MOST_LOSS else loss)
+        shown = math.nan if loss is None else math.copysign(math.inf, loss) if abs(loss) > _MOST_LOSS else loss
+        _FLOAT.pack_into(self._page, _LOSS, shown)
         _LONG.pack_into(self._page, _DONE, step)
         _INT.pack_into(self._page, _REPLICA, -1)
 

@@ -247,7 +247,7 @@ class Stepper:
             self._check_whole(step)
             entry, details = updates.end(batch)
             progress.done, progress.is_within = step, False
-            self._link.done(step)
+            self._link.done(step, self.loss)
             if self._record.ledgers.keeps_detail:
                 self._record.ledgers.append_detail(details)
             self._record.append(entry)
