@@ -206,7 +206,7 @@ def refused(device: str, case: str) -> str:
                     model[2].running_mean.add_(1)
                 return rows.square().mean()
 
-            embed = lambda micro: front(micro.x) * (1 + (case == "calls") * time.perf_counter())  # noqa: E731
+            embed = lambda micro: front(micro.x) * (1 + (case == "calls") * (time.perf_counter() % 1))  # noqa: E731
             alone = lambda micro: front(micro.x).mean() * (1 + transport.rank)  # noqa: E731
             for batch in run.steps(run.loader(images(is_poisoned=False), batch_size=24), max_steps=1):
                 if case == "witness":
