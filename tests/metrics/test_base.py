@@ -101,12 +101,18 @@ def test_accuracy_refuses_other_shapes(outputs, targets):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "targets", "hint"),
-    [((3,), (3,), r"without argmax\(\)"), ((3,), (3, 2), "outputs first"), ((3, 2), (2,), r"\(2,\)\.$")],
-)
-def test_what_accuracy_refuses_says_the_usual_cause(outputs, targets, hint):
+    ("output", "target", "hint"),
+    [
+        (torch.zeros(3, 2).argmax(1), torch.zeros(3), r"without argmax\(\)"),
+        (torch.zeros(3, 2), torch.zeros(3, 2), r"target\.argmax\(1\)"),
+        (torch.zeros(3), torch.zeros(3, 2), "outputs first"),
+        (torch.zeros(3), torch.zeros(3), r"\(3,\)\.$"),
+        (torch.zeros(3, 2), torch.zeros(2), r"\(2,\)\.$"),
+    ],
+)  # fmt: skip
+def test_what_accuracy_refuses_says_the_usual_cause(output, target, hint):
     with pytest.raises(ConfigError, match=hint):
-        Accuracy().update(torch.zeros(outputs), torch.zeros(targets, dtype=torch.int64))
+        Accuracy().update(output, target)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 5])

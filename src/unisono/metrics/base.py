@@ -231,9 +231,11 @@ def check_classes(what: str, classes: Tensor, num_classes: int) -> None:
 
 
 def _hint(output: Tensor, target: Tensor) -> str:
-    """Return what usually makes these shapes: classes in place of their scores, or the two in the other order."""
-    if output.shape == target.shape:
+    """Return what usually makes these shapes: classes in place of scores, one-hot targets, or the other order."""
+    if output.shape == target.shape and not output.is_floating_point():
         return " Hint: the scores of all classes, model(micro.x), without argmax()."
+    if output.shape == target.shape and output.ndim > 1:
+        return " Hint: targets as class numbers: target.argmax(1)."
     if target.ndim > 1 and output.shape == target.shape[:1] + target.shape[2:]:
         return " Hint: outputs first: (model(micro.x), micro.y)."
     return ""
