@@ -52,7 +52,7 @@ def test_what_is_no_image_is_named(tmp_path):
     for item, words in (
         (tmp_path / "none.png", "none.png: expected an image, found nothing"),
         (tmp_path, "found a directory"),
-        (tmp_path / "text.png", "text.png: expected an image, found cannot identify"),
+        (tmp_path / "text.png", "text.png: expected an image, found a file that is none: cannot"),
         (tmp_path / "cut.png", "cut.png: expected an image"),
         (np.zeros((4, 5)), "image 1: expected an image, found float64"),
         ("whole.png", "found nothing of that name"),

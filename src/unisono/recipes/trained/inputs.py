@@ -75,7 +75,8 @@ def _pixels(item: Any, size: tuple[int, int] | None) -> Pixels | str:
         path = Path(item)
         if not path.is_file():
             return "a directory" if path.is_dir() else "nothing of that name"
-        return decode(path.resolve(), size)
+        found = decode(path.resolve(), size)
+        return f"a file that is none: {found}" if isinstance(found, str) else found
     if isinstance(item, Image.Image):
         return pixels_of(item, size)
     pixels = np.asarray(item)
