@@ -6,7 +6,6 @@ them and as the next one finds them, numbers at the end of the iteration and bef
 nothing trains: to which the loss has sent gradients in a step, and which the loop has not changed after it.
 """
 
-import dis
 import re
 import weakref
 from collections import deque
@@ -18,13 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from unisono.determinism.code_names import accessed, made_of_itself
 from unisono.system.messages import warn
 from unisono.train.guards.kept_state import KeptState
 from unisono.train.kept_dict import KeptDict
 
 _SAMPLE, _MOST_ENTRIES, _LONGEST = 256, 64, 4096
-_READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CONST")
-_NOT_CALLED = ("__init__", "__repr__", "__str__", "__setattr__", "__post_init__", "__getstate__", "__setstate__")
 _Entries = dict[str, Any]
 _prepared: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 """The models of all runs of this process: each is held by the checkpoints of its own."""
@@ -115,7 +113,7 @@ class Unkept:
         self._holders, self._ended = {}, None
         if not changed:
             return
-        read, written = _accessed(codes)
+        read, written = accessed(codes)
         held = {id(holder) for each in self._states() for holder in each.holders.values()}
         self.numbers = [
             name for name, holder in changed
@@ -219,47 +217,8 @@ def _changed(holder: Any, noted: _Entries, ended: _Entries, now: _Entries) -> li
     names = {**noted, **ended}
     lasting = [name for name in names if noted.get(name) != ended.get(name) and ended.get(name) == now.get(name)]
     moved = [name for name in names if ended.get(name) != now.get(name)]
-    by_methods = _made_of_itself(type(holder)) if moved else set()
+    by_methods = made_of_itself(type(holder)) if moved else set()
     return [*lasting, *(name for name in moved if _last(name) in by_methods)]
-
-
-def _made_of_itself(kind: type) -> set[str]:
-    """Return the attributes that a class's methods set where they also read what they have set: ``self.k += 1``."""
-    found = set[str]()
-    for method in (each for base in kind.__mro__ for each in vars(base).values()):
-        if (code := getattr(method, "__code__", None)) is not None and code.co_name not in _NOT_CALLED:
-            read, written = _instructions(code)
-            found |= written if read & written else set()
-    return found
-
-
-def _accessed(codes: list[tuple[CodeType, bool]]) -> tuple[set[str], set[str]]:
-    """Return the names that a loss reads, and those that it writes: in functions and methods that it may call."""
-    read, written, left = set[str](), set[str](), codes
-    while called := [code for code, is_method in left if not is_method or _may_be_called(code.co_name, read)]:
-        left = [each for each in left if each[0] not in called]
-        for code in called:
-            more_read, more_written = _instructions(code)
-            read, written = read | more_read, written | more_written
-    return read, written
-
-
-def _may_be_called(name: str, read: set[str]) -> bool:
-    return name in read or (name.startswith("__") and name not in _NOT_CALLED) or name == "forward"
-
-
-def _instructions(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the names (and constant keys) that a function reads, and the attributes that it writes."""
-    read, written = set[str](), set[str]()
-    for each in dis.get_instructions(code):
-        if each.opname in _READS and isinstance(each.argval, str):
-            read.add(each.argval)
-        elif each.opname == "STORE_ATTR":
-            written.add(each.argval)
-        elif isinstance(each.argval, CodeType):
-            inner_read, inner_written = _instructions(each.argval)
-            read, written = read | inner_read, written | inner_written
-    return read, written
 
 
 def _last(name: str) -> str:
