@@ -13,6 +13,7 @@ def test_no_restarts_unless_asked():
     """Zero restarts give up at once, and add no words to the failure."""
     assert Restarts(0, 2).judge(ending(saved=0)) == GiveUp("")
     assert Restarts(0, 2).judge(ending(saved=4, is_unkillable=True)) == GiveUp("")
+    assert Restarts(0, 2).judge(ending(saved=4, error="ScoreMismatch")) == GiveUp("")  # it has a hint of its own
     hint = "Hint: the newest checkpoint is of step 4 or later; the same command goes on from there"
     by_itself = f"{hint}. With --max-restarts 3 (max_restarts=3) it does so by itself"
     assert Restarts(0, 2).judge(ending(saved=4)) == GiveUp(f"{by_itself}.")

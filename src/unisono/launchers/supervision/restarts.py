@@ -7,6 +7,8 @@ process and no clock, so that every case can be tried at once.
 from dataclasses import dataclass, field
 from typing import final
 
+from unisono.errors import ScoreMismatch
+
 _SLOT_FAILURES = 2
 _NUM_SHOWN = 16
 ANYWHERE = "from the last checkpoint, if there is one"
@@ -128,7 +130,7 @@ class Restarts:
 
 
 def _how_to_go_on(ending: Ending) -> str:
-    if not ending.saved or ending.is_unkillable:
+    if not ending.saved or ending.is_unkillable or ending.error == ScoreMismatch.__name__:  # of another run
         return ""
     # A later one may have been committed since the last step that was told of.
     first = f"Hint: the newest checkpoint is of step {ending.saved} or later; the same command goes on from there"
