@@ -11,6 +11,7 @@ from unisono.checkpoint.store import list_steps
 from unisono.collectives.loopback import LoopbackTransport
 from unisono.errors import CheckpointError, ConfigError, ScoreMismatch
 from unisono.observe.ledger import Entry
+from unisono.train.run_directory.adoption import check_score
 from unisono.train.run_directory.record import RunRecord
 
 SCORE = {"replicas": 4, "threads": 1, "seed": 1}
@@ -59,6 +60,14 @@ def test_a_lost_score_is_written_anew_from_the_checkpoints(run):
     with pytest.warns(UserWarning, match=r"score\.json was missing or empty"):
         assert launch(run) == 2
     assert (run / "score.json").read_bytes() == written
+
+
+def test_the_run_of_another_model_is_said_to_be_one(run):
+    """No setting brings it back; weights that are others by the seed alone are no other model."""
+    model = {"class": "Sequential", "initial_weights": "1"}
+    for name, told in (("class", "of another model, perhaps"), ("initial_weights", "repeat its settings")):
+        with pytest.raises(ScoreMismatch, match=told):
+            check_score(run, {"model": model}, {"model": {**model, name: "Other"}})
 
 
 def test_settings_are_read_from_the_checkpoints_too(run):

@@ -23,6 +23,10 @@ _OTHER_DATA = (
     "the data, its transform or a library that reads it is not what it was: bring it back, or choose another --out "
     "(out=) for a new run; --allow-drift (allow_drift=True) goes on with what is there"
 )
+_OTHER_MODEL = (
+    "that run is of another model, perhaps of another program: choose another --out (out=), or remove its directory "
+    "to train this one there"
+)
 
 
 def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:
@@ -152,6 +156,7 @@ def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) 
 def _compare(what: str, there: Mapping[str, Any], ours: Mapping[str, Any], hint: str) -> None:
     if lines := diff(said_now(there), ours):
         hint = _OTHER_DATA if lines[0].startswith(SAMPLES) else hint
+        hint = _OTHER_MODEL if any(line.startswith(("model.class", "model.structure")) for line in lines) else hint
         raise ScoreMismatch("\n  ".join([f"{what}:", *_said(lines)]) + f"\nHint: {hint}.")
 
 
