@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 
@@ -174,6 +175,10 @@ class Guard:
         self.seen = ""
         sys.addaudithook(self._hook)  # for good: the interpreter has no way to take one back
 
+    def wait(self, _: float) -> None:
+        """Stand for `time.sleep`: `watch --web` waits for a run that has not begun."""
+        raise Reached("time.sleep")
+
     def _hook(self, event: str, _: tuple[Any, ...]) -> None:
         if self.armed and event in STARTS:
             self.seen = self.seen or event
@@ -192,7 +197,8 @@ def play(case: Case, guard: Guard) -> Ending:
     before = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        waits = mock.patch.object(time, "sleep", guard.wait)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), waits:
             guard.armed = True
             try:
                 main()

@@ -34,7 +34,7 @@ def test_wrong_words(tmp_path):
     path = str(make_run(tmp_path / "run"))
     for arguments, told in (
         ([str(tmp_path)], "expected a run directory"), ([path, "--web", "70000"], "70000"),
-        ([path, "--every", "0"], "0"), ([], "RUN"),
+        ([path, "--every", "0"], "0"), ([], "RUN"), ([f"{path}-none", "--web", "--once"], "which does not exist"),
     ):  # fmt: skip
         result = CliRunner().invoke(watch, arguments)
         assert (result.exit_code, told in result.output) == (2, True), result.output

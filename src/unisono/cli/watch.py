@@ -48,7 +48,7 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
     """
     from unisono.report.watch.state import WatchedRun
 
-    if web is not None or (sys.stdout.isatty() and not (once or as_json)):
+    if not (once or as_json) and (web is not None or sys.stdout.isatty()):
         _wait_for([Path(run) for run in runs])
     found = [WatchedRun(Path(run)) for run in runs]
     if as_json and web is None:

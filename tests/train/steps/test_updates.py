@@ -387,7 +387,7 @@ def test_killed_between_two_updates(tmp_path, capfd):
     calm = run_threads(lambda transport: play(transport, "large", str(tmp_path / "calm")), 1)
     with pytest.raises(unisono.WorkerFailed, match="SIGKILL"):
         unisono.launch(play_and_die, None, str(tmp_path / "killed"), "large", (4, 1), workers=2, threads=1, live="auto")
-    assert "it has several optimizers" in capfd.readouterr().err  # so nobody goes on without the dead
+    assert "the run has several optimizers" in capfd.readouterr().err  # so nobody goes on without the dead
     assert json.loads((tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()[-1])["step"] <= 3
     assert run_processes(play_and_die, 2, str(tmp_path / "killed"), "large", None) == calm * 2
     ledgers = [(tmp_path / name / "ledger.jsonl").read_text() for name in ("calm", "killed")]

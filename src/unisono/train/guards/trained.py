@@ -40,7 +40,8 @@ def check_trained(run: Any, loss: Any, metrics: Any, callbacks: Any) -> None:
 
 def check_metrics(metrics: Mapping[str, Any], world: World) -> None:
     """Refuse metrics that cannot run on these ranks (`PlaceError`) or not be merged (`ConfigError`)."""
-    check_places({name: each for name, each in metrics.items() if isinstance(each, Metric)}, world, everywhere=True)
+    objects = {name: each for name, each in metrics.items() if not isinstance(each, type)}
+    check_places(objects, world, everywhere=True)
     for name, metric in metrics.items():
         if not isinstance(metric, Metric):
             is_class = isinstance(metric, type)
