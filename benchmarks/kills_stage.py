@@ -22,7 +22,7 @@ import torch
 
 import unisono.train.run  # noqa: F401 - imported here once, not in every worker
 from unisono.cli.output.outcome import perform
-from unisono.launchers import worker_group
+from unisono.launchers import forking
 from unisono.launchers.local import run_local
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.worker import child
@@ -70,7 +70,8 @@ def start_launcher(
         tempfile.tempdir = None
         os.chdir(folder)
         if is_forked:
-            worker_group.subprocess = _Forking(stage)  # type: ignore[assignment]
+            os.environ[forking.FORK_VARIABLE] = "0"  # its server would load torch once more
+            forking.subprocess = _Forking(stage)  # type: ignore[assignment]
         target, settings = ScriptTarget(path=str(job), args=tuple(args)), {"threads": 1, "max_restarts": 3, **more}
         spec = LaunchSpec(target=target, workers=workers, **settings)
         return perform("run", lambda: run_local(spec))

@@ -264,7 +264,8 @@ def _children(pid: int) -> list[int]:
 
 def _is_worker(pid: int) -> bool:
     try:
-        if Path(f"/proc/{pid}/comm").read_text().strip() == kills_stage.comm_of(os.getpid()):
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        if name == kills_stage.comm_of(os.getpid()) or name.startswith("unisono-rank"):
             return True
         return b"unisono.launchers.worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -28,7 +28,8 @@ UNISONO = (sys.executable, "-m", "unisono")
 def workers_of(launcher: int) -> list[int]:
     """Return the launcher's workers, by rank."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(pid) for pid in children if b"worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    names = {Path(f"/proc/{pid}/comm").read_text().strip(): int(pid) for pid in children}
+    return [names[name] for name in sorted(names) if name.startswith("unisono-rank")]
 
 
 class Session:

@@ -41,10 +41,13 @@ def ranks_of(pid: int) -> list[int]:
     for below in sorted(descendants(pid)):
         try:
             variables = Path(f"/proc/{below}/environ").read_bytes().split(b"\0")
+            name = Path(f"/proc/{below}/comm").read_text().strip()
         except OSError:
             continue
         rank = [variable for variable in variables if variable.startswith(b"RANK=")]
-        if rank:
+        if name.startswith("unisono-rank"):  # a forked one, whose variables are those of what it was forked from
+            found.setdefault(name, below)
+        elif rank and name != "unisono-forks":
             found.setdefault(rank[0], below)  # the first is the rank, those below it are its helpers
     return sorted(found.values())
 

@@ -52,8 +52,7 @@ def worker_of(launcher: int, rank: int) -> int:
     """Return the process of a rank."""
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         about = Path(f"/proc/{child}")
-        is_worker = b"worker.child" in (about / "cmdline").read_bytes()
-        if is_worker and f"RANK={rank}".encode() in (about / "environ").read_bytes().split(b"\0"):
+        if (about / "comm").read_text().strip() == f"unisono-rank{rank}":
             return int(child)
     raise AssertionError(f"rank {rank} is not there")
 

@@ -282,10 +282,10 @@ def test_keywords_that_the_function_has(monkeypatch):
 def test_arguments_travel_privately(tmp_path, monkeypatch):
     """The pickled arguments lie in a file that only the user can read."""
     from unisono.launchers.spec import LaunchSpec
-    from unisono.launchers.worker_group import _command
+    from unisono.launchers.worker_group import _program
 
     target = api.describe_function(launched_functions.leave_note, ("secret",))
-    _command(LaunchSpec(target=target), str(tmp_path))
+    _program(LaunchSpec(target=target), str(tmp_path))
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert pickle.loads(pickle.loads(file.read_bytes())["payload"]) == (("secret",), {})

@@ -89,15 +89,15 @@ def test_many_workers_are_told_of_before_they_start(monkeypatch, capfd):
     """How many on how many cores, how long, how much memory; not with a few, nor again with a restart."""
     monkeypatch.setattr("unisono.launchers.attempt.usable_cores", lambda: 2)
     spec = LaunchSpec(target=ScriptTarget(path="train.py"), workers=99)
-    tell_of_crowd(spec)
+    tell_of_crowd(spec, is_forked=False)
     err = capfd.readouterr().err
     assert (
         "unisono: starting 99 workers on 2 cores: about 99 s until all have loaded torch, and about 15.8 GB of" in err
     )
     for other in (replace(spec, workers=8), replace(spec, attempt=1), replace(spec, output="quiet")):
-        tell_of_crowd(other)
+        tell_of_crowd(other, is_forked=False)
     assert capfd.readouterr().err == ""
-    tell_of_crowd(replace(spec, workers=8, live="auto", spares=1))
+    tell_of_crowd(replace(spec, workers=8, live="auto", spares=1), is_forked=True)
     assert "starting 9 workers" in capfd.readouterr().err
 
 

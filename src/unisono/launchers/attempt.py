@@ -15,6 +15,7 @@ from dataclasses import replace
 from unisono.errors import LaunchError, WorkerFailed
 from unisono.launchers.cell import CellBar, cell_bar
 from unisono.launchers.control import Control
+from unisono.launchers.forking import ForkServer
 from unisono.launchers.living import live_recovery, take_in, tend
 from unisono.launchers.outcomes import (
     Ended,
@@ -44,29 +45,34 @@ from unisono.system.words import counted
 # How long to wait for a better culprit after the first failure that blames a peer.
 _ROOT_WAIT_S = 3.0
 _LOOK_S = 0.25
-# Workers a core from which on their start is told of; what loading torch takes of a worker's core and memory.
-_CROWD, _START_S, _START_MB = 4, 2.0, 160
+_CROWD = 4  # workers a core from which on their start is told of
+_LOAD_S, _LOAD_MB = 2.0, 160  # what loading torch takes of a core and of memory
+_FORK_S, _FORK_MB = 0.2, 25  # what it takes to start a worker that is forked from a process which has loaded it
 
 
-def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Outcome:
+def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None, forks: ForkServer | None = None) -> Outcome:
     """Run one attempt to its end; no process of it is left, except one that even SIGKILL does not end.
 
     Args:
         spec: The launch on this host.
         events: What is waited for.
         relay: To the launchers of other hosts, where workers may go on without one of any host.
+        forks: What workers are forked from, where there is one.
 
     Returns:
         None when every worker ended well.
     """
     with scratch_directory() as directory, _reserved_port() as port:
-        group = WorkerGroup(spec, directory, events)
+        group = WorkerGroup(spec, directory, events, forks)
         bar = cell_bar(is_shown=spec.output != "quiet")
         memory_kills = count_kills()
         try:
-            tell_of_crowd(spec)
-            group.start(port)
-            outcome = _supervise(group, events, memory_kills, bar, relay)
+            tell_of_crowd(spec, is_forked=forks is not None)
+            early = group.start(port)
+            if early is None:
+                outcome = _supervise(group, events, memory_kills, bar, relay)
+            else:
+                outcome = Ended(early.why, early.is_gentle) if isinstance(early, Called) else early
             # Before a restart the survivors' work is lost anyway; else they may end in their own way.
             is_lost = isinstance(outcome, Failed) and spec.max_restarts > 0
             if not is_lost and not (isinstance(outcome, Ended) and not outcome.is_gentle):
@@ -84,14 +90,16 @@ def attempt(spec: LaunchSpec, events: Events, relay: Relay | None = None) -> Out
     return outcome
 
 
-def tell_of_crowd(spec: LaunchSpec) -> None:
+def tell_of_crowd(spec: LaunchSpec, *, is_forked: bool) -> None:
     """Say before the first attempt what starts, where workers are many times the cores: they are silent for long."""
     count, cores = spec.workers + spec.spares, usable_cores()
     if count <= _CROWD * cores or spec.attempt or (spec.placement and spec.placement.attempt) or spec.output == "quiet":
         return
+    seconds = _LOAD_S + count * _FORK_S / cores if is_forked else count * _LOAD_S / cores
+    size = _LOAD_MB + count * _FORK_MB if is_forked else count * _LOAD_MB
     tell(
-        f"starting {count} workers on {counted(cores, 'core')}: about {count * _START_S / cores:.0f} s until all have "
-        f"loaded torch, and about {count * _START_MB / 1000:.1f} GB of memory before any model. "
+        f"starting {count} workers on {counted(cores, 'core')}: about {seconds:.0f} s until all have loaded torch, and "
+        f"about {size / 1000:.1f} GB of memory before any model. "
         f"Hint: -n {cores} has a worker for each core."
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from unisono.errors import LaunchError, RunStopped, WorkerFailed
 from unisono.launchers.attempt import attempt
+from unisono.launchers.forking import ForkServer, fork_server
 from unisono.launchers.outcomes import Failed, Outcome, Stopped
 from unisono.launchers.spec import LaunchSpec, check_target
 from unisono.launchers.supervision.memory_kills import check_address_space
@@ -63,8 +64,8 @@ def run_local(spec: LaunchSpec) -> None:
         # Fixed from now on: a restart may use fewer workers.
         replicas = os.environ.get("UNISONO_REPLICAS", str(spec.workers))
         spec = replace(spec, env={"UNISONO_REPLICAS": replicas, **spec.env})
-    with stop_signals() as signals:
-        outcome = _attempts(spec, signals)
+    with stop_signals() as signals, fork_server(spec, os.environ) as forks:
+        outcome = _attempts(spec, signals, forks)
     if isinstance(outcome, Failed):
         raise outcome.error
     if isinstance(outcome, Stopped):
@@ -75,11 +76,11 @@ def run_local(spec: LaunchSpec) -> None:
         raise BrokenPipeError(errno.EPIPE, "the reader of the output went away; the workers were stopped")
 
 
-def _attempts(spec: LaunchSpec, signals: Signals) -> Outcome:
+def _attempts(spec: LaunchSpec, signals: Signals, forks: ForkServer | None) -> Outcome:
     """Attempt the launch until it ends well or a restart would not help."""
     restarts, first = Restarts(spec.max_restarts, spec.workers), spec
     while True:
-        outcome = attempt(replace(spec, attempt=restarts.num_restarts), signals.events)
+        outcome = attempt(replace(spec, attempt=restarts.num_restarts), signals.events, forks=forks)
         if not isinstance(outcome, Failed):
             return outcome
         if isinstance(outcome.error, LaunchError) and restarts.num_restarts == 0:

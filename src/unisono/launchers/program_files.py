@@ -3,6 +3,7 @@
 In: what was typed, and the first bytes of files. Out: words for a message. Must not import torch.
 """
 
+import ast
 import json
 import os
 import re
@@ -24,6 +25,11 @@ _OTHER_KINDS = {
     ".pt": ("saved weights", "give the path of the script."),
     ".pyc": ("a compiled file", "give the path of its .py file."),
 }
+_LOAD_TORCH = {"torch", "unisono", "accelerate", "lightning", "pytorch_lightning", "torchvision", "transformers"}
+_SETTERS = {"setdefault", "update", "pop", "clear"}
+# Of OpenMP, the libraries of linear algebra, the C library, Python and torch itself.
+_READ_BY_TORCH = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "DNNL_", "ONEDNN_", "TORCH", "PYTORCH_",
+                  "CUDA_", "LD_", "GLIBC_", "MALLOC_", "PYTHON")  # fmt: skip
 
 
 def instead_of_recipe(typed: str, recipes: Iterable[str]) -> str:
@@ -57,6 +63,45 @@ def names_us(path: str) -> bool:
         return b"unisono" in Path(path).read_bytes()
     except OSError:
         return False
+
+
+def what_it_loads(path: str) -> frozenset[str]:
+    """Return which of torch and unisono a script imports, itself or by way of a library built on torch.
+
+    Nothing, too, where it sets variables that are read while torch is loaded: that must happen first then.
+    """
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+        elif _sets_what_torch_reads(node):
+            return frozenset()
+    return frozenset({"unisono"} & found | ({"torch"} if found & _LOAD_TORCH else set()))
+
+
+def _sets_what_torch_reads(node: ast.AST) -> bool:
+    name: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+        name = node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr != "putenv" and not (_is_environ(node.func.value) and node.func.attr in _SETTERS):
+            return False
+        name = node.args[0] if node.args else None
+        if name is None:
+            return True
+    if name is None:
+        return False
+    return not isinstance(name, ast.Constant) or str(name.value).startswith(_READ_BY_TORCH)
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
 
 
 def why_not_a_script(typed: str) -> str | None:

@@ -14,7 +14,6 @@ import os
 import pickle
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import final
 
 from unisono.errors import LaunchError, RunStopped
 from unisono.launchers.control import Asked
+from unisono.launchers.forking import ForkServer, Loaded, Worker, start
 from unisono.launchers.output import OutputPump
 from unisono.launchers.scratch import interrupts_held_back
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ProgramTarget, ScriptTarget
@@ -71,7 +71,7 @@ class OutputDone:
     """All output has been written."""
 
 
-Event = WorkerExit | Signalled | Called | OutputBroken | OutputDone | Told | HostSaid | Asked
+Event = Loaded | WorkerExit | Signalled | Called | OutputBroken | OutputDone | Told | HostSaid | Asked
 Events = queue.SimpleQueue[Event]
 
 
@@ -83,7 +83,7 @@ class WorkerGroup:
     stranger.
     """
 
-    def __init__(self, spec: LaunchSpec, directory: str, events: Events) -> None:
+    def __init__(self, spec: LaunchSpec, directory: str, events: Events, forks: ForkServer | None = None) -> None:
         self.spec = spec
         self.directory = directory
         self.exits: dict[int, WorkerExit] = {}
@@ -95,7 +95,8 @@ class WorkerGroup:
         self.channels = Channels(events.put) if spec.may_be_live else None
         self._events = events
         self._heartbeats: dict[int, HeartbeatPage] = {}  # both by rank
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._workers: dict[int, Worker] = {}
+        self._forks = forks
         self._reaper: Reaper | None = None
         self._pump = OutputPump(on_broken=lambda: events.put(OutputBroken()), on_done=lambda: events.put(OutputDone()))
 
@@ -114,16 +115,20 @@ class WorkerGroup:
         """Ranks that have not ended."""
         return [rank for rank in self._workers if rank not in self.exits]
 
-    def start(self, port: int) -> None:
-        """Start all workers and the reaper."""
+    def start(self, port: int) -> Signalled | Called | None:
+        """Start all workers and the reaper; or return what came before and wants none to start."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         try:
-            self._how = _command(self.spec, self.directory), port
-            with interrupts_held_back():  # `child` takes it once it can do so without a traceback
+            self._how = _program(self.spec, self.directory), port
+            with interrupts_held_back():
                 # First: it must know of every worker, whenever we die.
                 self._reaper = Reaper([self.directory, *([self.spec.scratch] if self.spec.scratch else [])])
+            early = self._forks.load(self._events, (Signalled, Called)) if self._forks is not None else None
+            if isinstance(early, Signalled | Called):
+                return early
+            with interrupts_held_back():  # `child` takes it once it can do so without a traceback
                 for rank in self.spec.ranks:
                     self._start_worker(rank)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
@@ -131,6 +136,7 @@ class WorkerGroup:
             hint = "Hint: fewer workers, or higher limits for processes, memory and open files (ulimit -a)."
             raise LaunchError(text + hint) from error
         self._pump.start()
+        return None
 
     def add(self, rank: int) -> None:
         """Start one more, which joins the others; by the thread that has started them, whose end is theirs.
@@ -143,7 +149,7 @@ class WorkerGroup:
             self._start_worker(rank)
 
     def _start_worker(self, rank: int) -> None:
-        command, port = self._how
+        program, port = self._how
         self._heartbeats[rank] = HeartbeatPage.create(Path(self.directory) / f"heartbeat-{rank}")
         outputs: list[int | None] = []
         environment = worker_environment(self.spec, rank, self.directory, port, os.environ)
@@ -155,15 +161,7 @@ class WorkerGroup:
                     passed[LEADERS_ERROR_VARIABLE] = os.dup(error)
             for stream in (STDOUT, STDERR):
                 outputs.append(self._open_output(rank, stream))  # noqa: PERF401 - closed where the next one fails
-            worker = subprocess.Popen(
-                command,
-                env=environment | {name: str(fd) for name, fd in passed.items()},
-                pass_fds=[*passed.values()],
-                stdin=None if rank == 0 else subprocess.DEVNULL,
-                stdout=outputs[0],
-                stderr=outputs[1],
-                start_new_session=True,
-            )
+            worker = start(self._forks, program, environment, outputs, passed, reads_input=rank == 0)
         finally:
             for fd in (*passed.values(), *outputs):
                 if fd is not None:
@@ -313,9 +311,9 @@ def next_event(events: Events, deadline: float) -> Event | None:
         return None
 
 
-def _command(spec: LaunchSpec, directory: str) -> list[str]:
-    # -P: files of the working directory must not shadow the standard library during start-up.
-    start = [sys.executable, "-P", "-m", "unisono.launchers.worker.child", str(os.getpid()), directory]
+def _program(spec: LaunchSpec, directory: str) -> list[str]:
+    """Return what `child.main` takes."""
+    start = [str(os.getpid()), directory]
     target = spec.target
     if isinstance(target, FunctionTarget):
         call = {name: getattr(target, name) for name in FunctionTarget.__slots__}

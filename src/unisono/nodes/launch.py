@@ -18,6 +18,7 @@ from typing import Any
 from unisono.environment import default_cache
 from unisono.errors import PeerLost, RunStopped, WorkerFailed
 from unisono.launchers.attempt import attempt
+from unisono.launchers.forking import fork_server
 from unisono.launchers.local import Signals, deliver, stop_signals
 from unisono.launchers.outcomes import Ended, Failed, Outcome, Stopped
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ScriptTarget, check_target
@@ -99,7 +100,8 @@ class _HostLaunch:
 
     def run(self) -> Verdict:
         """Return the last verdict, as it concerns this host."""
-        with contextlib.closing(ProbePort(self._interface)) as self._probe_port:
+        probe_port = contextlib.closing(ProbePort(self._interface))
+        with probe_port as self._probe_port, fork_server(self._spec, os.environ) as self._forks:
             verdict = self._meet()
             while self._next is not None:
                 self._plan, self._next, self._signals.events = self._next, None, type(self._signals.events)()
@@ -180,7 +182,7 @@ class _HostLaunch:
         try:
             with relay_of(spec, self._plan, current.places, infos, self._signals, monitor) as relay:
                 watched.others = relay
-                outcome = attempt(spec, self._signals.events, relay)
+                outcome = attempt(spec, self._signals.events, relay, self._forks)
             if relay is not None:
                 self._fewest = min(self._fewest, len(relay.hosts))
             mine = self._ending_of(outcome)

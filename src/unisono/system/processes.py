@@ -1,15 +1,19 @@
 """Processes as the kernel shows them: state, start, end with the parent; which machine it is (no torch)."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+_adopts = threading.Lock()
 
 
 class Process(NamedTuple):
@@ -41,6 +45,23 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[bool]:
+    """Become the parent of descendants whose own parent ends in this block; whether the kernel can do that.
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    with _adopts:  # it is the whole process's
+        prctl, before = ctypes.CDLL(None).prctl, ctypes.c_int()
+        is_known = prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) == 0
+        can = is_known and prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        try:
+            yield can
+        finally:
+            if can:
+                prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def boot_id() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import WorkerFailed
-from unisono.launchers import local, worker_group
+from unisono.launchers import forking, local
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.supervision.live_recovery import LiveRecovery
@@ -172,7 +172,7 @@ def test_the_next_launch_clears_up(place, note):
     (left,) = place.folder.glob("unisono-*")
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     (reaper,) = (int(pid) for pid in children if str(left) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                 and "launchers.worker.child" not in Path(f"/proc/{pid}/cmdline").read_text())  # fmt: skip
+                 and "launchers.worker" not in Path(f"/proc/{pid}/cmdline").read_text())  # fmt: skip
     beside = place.run("pass\n", "-n1")  # the first still lives
     assert beside.returncode == 0, beside.stderr
     assert left.exists()
@@ -214,7 +214,7 @@ def test_a_slot_that_cannot_be_started_any_more(tmp_path, monkeypatch, capfd):
     """When the system lets a restart have fewer processes, the run goes on with those; at first it is an error."""
     script = tmp_path / "script.py"
     script.write_text(ONCE + f"if once({str(tmp_path / 'died')!r}): os._exit(3)\n")
-    monkeypatch.setattr(worker_group.subprocess, "Popen", FailingPopen(worker_group.subprocess.Popen))
+    monkeypatch.setattr(forking.subprocess, "Popen", FailingPopen(forking.subprocess.Popen))
     local.run_local(LaunchSpec(target=ScriptTarget(path=str(script)), workers=2, max_restarts=5))
     told = capfd.readouterr().err
     assert "could not be started" in told
