@@ -87,6 +87,23 @@ def test_random_numbers_of_numpy_differ(place, loads):
     assert len(loads()) == 1
 
 
+def test_threads_of_linear_algebra_are_none_that_matter(place, loads):
+    """OpenBLAS, which NumPy brings, starts them as it is loaded and ends them at a fork; a worker has them again."""
+    place.write(TORCH + "\n    import numpy\n", "torch.py")
+    done = place.run(
+        """
+        import os, torch, numpy
+        before = len(os.listdir("/proc/self/task"))
+        numpy.ones((500, 500)) @ numpy.ones((500, 500))
+        print(before, len(os.listdir("/proc/self/task")))
+        """,
+        "-n2", "--threads=2",
+    )  # fmt: skip
+    assert (done.returncode, len(loads())) == (0, 1), done.stderr
+    after = min(2, len(os.sched_getaffinity(0)))
+    assert {*done.stdout.splitlines()} == {f"[rank {rank}] 1 {after}" for rank in range(2)}
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

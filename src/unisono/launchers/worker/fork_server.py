@@ -40,9 +40,12 @@ def serve(argv: list[str]) -> list[str] | None:
     control.set_inheritable(False)
     for name in modules.split(","):
         importlib.import_module(name)
-    threads = os.listdir("/proc/self/task")  # noqa: PTH208
-    if len(threads) > 1:
-        _answer(control, error=f"{len(threads)} threads run in it")  # a lock that one of them holds stays locked
+    if _has_threads():  # OpenBLAS ends its own when it forks, and starts them again where they are needed
+        if not (trial := os.fork()):
+            os._exit(0)
+        os.waitpid(trial, 0)
+    if _has_threads():  # a lock that one of them holds would stay locked in a worker
+        _answer(control, error="threads run in it")
         return None
     gc.collect()
     gc.freeze()  # the collector would write to every object, and so copy all pages for each worker
@@ -57,6 +60,10 @@ def serve(argv: list[str]) -> list[str] | None:
             return _become(request, descriptors)
         for each in descriptors:
             os.close(each)
+
+
+def _has_threads() -> bool:
+    return len(os.listdir("/proc/self/task")) > 1  # noqa: PTH208
 
 
 def _call_itself(name: str) -> None:
