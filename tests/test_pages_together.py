@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from test_readme import PAGES, ROOT
+from test_readme import FINGERPRINT, PAGES, ROOT, play
 
 FIRST_HOUR = ["README.md", "docs/quickstart.md", "docs/own-model.md", "docs/notebook.md"]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
@@ -117,32 +118,37 @@ def test_a_shared_place_is_found():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_first_hour_in_one_folder(tmp_path):
     """README, quickstart, own model and notebook, followed one after the other: each command ends well.
 
-    Each program and recipe is started once, in the first way that a page tells; recipes train one epoch.
+    Each program and recipe is started once, in the first way that a page tells; recipes train one epoch. Then torchrun
+    trains the quickstart's program again, once its directory is removed, and finds the fingerprint of `python`.
     """
     nbclient, nbformat = (pytest.importorskip(name, reason="needs nbclient") for name in ("nbclient", "nbformat"))
     pytest.importorskip("ipykernel", reason="needs ipykernel")
     path = os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]])
-    started, cells = set(), []
+    printed, cells = {}, []
     for what, said in (step for page in FIRST_HOUR for step in followed((ROOT / page).read_text())):
         if what == "cell":
             cells.append(nbformat.v4.new_code_cell(said))
         elif what.startswith("save "):
             (tmp_path / what.removeprefix("save ")).write_text(said)
-        elif (name := SCRIPT.findall(said)[0]) not in started and not said.startswith(ELSEWHERE):
-            started.add(name)
+        elif (name := SCRIPT.findall(said)[0]) not in printed and not said.startswith(ELSEWHERE):
             run = said + " --epochs 1" * said.startswith("unisono train")
             done = subprocess.run(
                 run, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path},
                 capture_output=True, text=True, timeout=200, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"{run}\n{done.stdout}{done.stderr}"
+            printed[name] = {*FINGERPRINT.findall(done.stdout)}
     notebook = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert {"train.py", "first.py", "mine.py"} < started
+    assert {"train.py", "first.py", "mine.py"} < {*printed}
     made = {
         folder.name: len((folder / "ledger.jsonl").read_text().splitlines()) for folder in (tmp_path / "runs").iterdir()
     }
     assert made == {"digits": 23, "mine": 115, "first": 69, "small-net": 230, "cell": 115}  # each trained by itself
+    shutil.rmtree(tmp_path / "runs" / "first")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    assert {play(tmp_path / "first.py", tmp_path, *torchrun)} == printed["first.py"]
