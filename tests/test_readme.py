@@ -26,7 +26,8 @@ def blocks(page: str, kind: str) -> list[str]:
 PROGRAMS = [*blocks(README, "python"), *blocks(QUICKSTART, "python")]
 
 
-OTHERS = [block for page in PAGES for block in blocks(page.read_text(), "python") if block not in PROGRAMS]
+PLAYED = [*PROGRAMS, *blocks((ROOT / "docs" / "own-model.md").read_text(), "python")]  # in test_pages_together.py
+OTHERS = [block for page in PAGES for block in blocks(page.read_text(), "python") if block not in PLAYED]
 
 
 def commands(page: str) -> list[str]:
@@ -86,21 +87,14 @@ def test_the_readme_is_short_and_has_fifteen_lines_of_code():
     assert len(PROGRAMS) == 2
 
 
-@pytest.mark.parametrize(
-    ("number", "launcher"),
-    [
-        (0, ["unisono", "run", "-n", "3"]),
-        pytest.param(1, ["torch.distributed.run", "--nproc-per-node=2"], marks=pytest.mark.slow),
-    ],
-)
-def test_programs_give_one_fingerprint_however_they_are_started(number, launcher, tmp_path):
-    """A program prints the same fingerprint as `python file`, under `unisono run` and under torchrun."""
+def test_the_program_gives_one_fingerprint_however_it_is_started(tmp_path):
+    """The README's: by `python file` and by `unisono run`. The quickstart's: test_pages_together.py."""
     program = tmp_path / "program.py"
-    program.write_text(PROGRAMS[number])
+    program.write_text(PROGRAMS[0])
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     alone = play(program, tmp_path / "a", sys.executable)
-    assert play(program, tmp_path / "b", sys.executable, "-m", *launcher) == alone
+    assert play(program, tmp_path / "b", sys.executable, "-m", "unisono", "run", "-n", "3") == alone
 
 
 @pytest.mark.slow

@@ -97,6 +97,18 @@ MEANT = {
     "run without internet": "data",
     "distillation": "common-tasks",
     "stop when validation loss does not improve": "common-tasks",
+    "jupyter": "notebook",
+    "colab": "notebook",
+    "all_gather": "common-tasks",
+    "gather_for_metrics": "common-tasks",
+    "no_sync": "common-tasks",
+    "training hangs": "debug",
+    "out of memory": "bigger-than-memory",
+    "wandb": "observe",
+    "tqdm": "observe",
+    "watch": "observe",
+    "world_size": "launching",
+    "compare accelerate": "why",
 }
 
 
