@@ -399,11 +399,12 @@ def test_deaths_in_other_kinds_of_updates(case):
     """Three updates of one optimizer in a batch, an average that the loop moves itself, a trunk that two models share:
     two workers, one, two.
     """
-    settings = NO_SAVES | {"case": case}
+    settings = NO_SAVES | {"case": case, "detail": True}
     kills = [{"1": [[3, meeting, "inside"]], "0": [[6, "apply", "after"]]} for meeting in (1, 2)]
     alone, *others = play([[1, {}, settings], *([2, each, settings | {"awaits": [4, 8]}, [], 0, 3] for each in kills)])
     for found in others:
         assert (found["errors"], found["ledger"]) == ([], alone["ledger"])
+        assert found["lines"]["detail.jsonl"] == alone["lines"]["detail.jsonl"]
         assert found["result"] | {"world_size": 1} == alone["result"]
         assert found["counts"] == {"world_size": 2, "deaths": 2, "joins": 2}
 
