@@ -79,6 +79,8 @@ def compare_runs(base: Path, present: Path, name: str = "") -> list[Difference]:
     differences.sort(key=lambda difference: _order(difference.field))
     for file, names in (("result", RESULT), ("score", None)):
         sides = [_load(side / f"{file}.json") for side in (base, present)]
+        if not all("modules" in side for side in sides):  # no score of before has them
+            sides = [{key: value for key, value in side.items() if key != "modules"} for side in sides]
         kept = [{key: value for key, value in side.items() if names is None or key in names} for side in sides]
         differences += [
             Difference(name, None, f"{file}.{field}", *values) for field, *values in fields_that_differ(*kept)

@@ -102,6 +102,11 @@ def test_run_directories(tmp_path):
     ]
     (same / "score.json").write_text(json.dumps({"seed": 1}))
     assert [difference.field for difference in compare_jobs(base.parent, same.parent)] == ["score.seed"]
+    found: list[list[str]] = []
+    for folder, modules in ((same, {"0": "ReLU()"}), (base, {"0": "Tanh()"})):  # which an older commit does not write
+        (folder / "score.json").write_text(json.dumps({"seed": 0, "modules": modules}))
+        found.append([difference.field for difference in compare_jobs(base.parent, same.parent)])
+    assert found == [[], ["score.modules.0"]]
 
 
 def test_what_is_missing_is_no_equality(tmp_path):

@@ -24,6 +24,7 @@ from unisono.strategies.options import ExactOptions
 from unisono.system.directory import Directory
 from unisono.train import evaluate as evaluation
 from unisono.train.run_directory.files import RunFiles
+from unisono.train.steps.updates import Update, Updates
 from unisono.train.trained_parts import Parts
 
 STEPS, REPLICAS = 10, 8
@@ -39,6 +40,7 @@ SPOTS = {
     "settle": (store, "settle"),
     "result": (RunFiles, "write"),
     "predict": (evaluation, "_pair"),
+    "apply": (Update, "apply"),
 }
 """What is done outside of meetings, by name."""
 
@@ -175,6 +177,11 @@ def _wrong_on_one(*args, right=F.cross_entropy):
     return right(*args) * (1.001 if os.environ["RANK"] == "1" and Kills.now >= WRONG_FROM else 1.0)
 
 
+def _pass_on(updates, micros, right=Updates.keeping):
+    """Keep nothing for the batch's other updates of what is fetched again."""
+    return micros if updates._kept else right(updates, micros)
+
+
 def _place_as_before(options, replicas, size, right=ExactOptions.place):
     """Leave the replicas of those that have left to nobody."""
     return right(options, replicas, int(os.environ["WORLD_SIZE"]))[:size]
@@ -188,6 +195,7 @@ BREAKS = {
     "update": (Exact, "begin_again", _update_on_one),
     "pool": (Exact, "begin_again", _pool_a_gradient),
     "places": (ExactOptions, "place", _place_as_before),
+    "kept": (Updates, "keeping", _pass_on),
     "lines": (Unwritten, "append", lambda ledger, entry: None),
     "shares": (evaluation, "cut", lambda size, ranks, cut=evaluation.cut: cut(size, 3)[:ranks]),
 }
@@ -197,7 +205,7 @@ BREAKS = {
 def train(
     out, kills=None, broken=None, raises=None, steps=STEPS, num_workers=0, compress="none", evaluates=0, shares=False,
     stops=False, fits=False, meets=False, wakes=False, whole=False, awaits=(), asks=(), left=None,
-    stale=False, unlike=False, parts=None, cut=False, **settings,
+    stale=False, unlike=False, parts=None, cut=False, case="", **settings,
 ):  # fmt: skip
     """Train a few steps.
 
@@ -224,6 +232,7 @@ def train(
         parts: A step, and whether ranks seal their exchange: see `live_sockets.die_between_two_peers`.
         unlike: Whether those that join compute with other kernels.
         cut: Whether gradients leave in several buckets, while others are computed.
+        case: What several optimizers train, a name of `several_programs.CASES`; empty for one optimizer.
         settings: Of the run.
     """
     member = os.environ.get("UNISONO_JOINS") or os.environ.get("RANK", "0")
@@ -248,7 +257,9 @@ def train(
     with unisono.Run(seed=3, replicas=REPLICAS, out=out, strategy=strategy, **settings) as run:
         net = model()
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-        if fits:
+        if case:
+            told = _play(run, case, found, steps, num_workers, evaluates)
+        elif fits:
             told = _fit(run, net, optimizer, found, steps)
         else:
             fails = raises == [int(member), 4]
@@ -329,6 +340,28 @@ def _loop(run, net, optimizer, found, raises, steps, num_workers, evaluates, mee
             run.record(values)
             scores.append([batch.step, values])
     return {"seen": seen, "scores": scores, "meetings": [*meetings[1:], found.meeting]}
+
+
+def _play(run, name, found, steps, num_workers, evaluates):
+    import several_programs
+
+    case, seen = several_programs.CASES[name](), []
+    run.prepare(case.models, case.optimizers, case.schedulers, clip_norm=case.clip_norm)
+    loader = run.loader(several_programs.data(), batch_size=24, num_workers=num_workers)
+    for batch in run.steps(loader, epochs=999, max_steps=steps):
+        found.begin(batch.step)
+
+        def step(update, loss, batch=batch):
+            _Awaited.begin(run, batch.step)
+            if evaluates and batch.step % evaluates == 0:  # within a batch, for the first update too
+                net, accuracy = case.models["D"], {"accuracy": unisono.Accuracy()}
+                predict = lambda micro: (net(micro.x).repeat(1, 3), micro.y)  # noqa: E731
+                run.evaluate(several_programs.data(), predict, accuracy, batch_size=8, name=None)
+            run.step(batch, lambda micro: (_Awaited.begin(run, Kills.now), loss(micro))[1], update=update)
+
+        case.body(step)
+        seen.append([batch.step, found.meeting, run.world.rank, run.world.world_size])
+    return {"seen": seen}
 
 
 def _loss(run, net, micro):

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import unisono
-from reference import bits
 from unisono.data.sampler import ExactSampler
 from unisono.determinism.seeding import mix
 from unisono.determinism.switches import set_generators
@@ -246,6 +245,8 @@ def play_plainly(name: str, epochs: int = 2) -> dict[str, str]:
 
 def tensors(case: Case) -> dict[str, str]:
     """Return the bits of all parameters and buffers by name."""
+    from reference import bits  # not found by ranks that know this directory alone
+
     return {key: bits(value).hex() for key, value in nn.ModuleDict(case.models).state_dict().items()}
 
 

@@ -1,6 +1,7 @@
 """The score: what defines a result, and what a resume would change."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from unisono.data.sampler import ExactSampler
 from unisono.errors import RankDivergence, ScoreMismatch
 from unisono.observe.compare import diff
 from unisono.train import score
-from unisono.train.score import describe_data, describe_model, describe_optimizer
+from unisono.train.score import describe_data, describe_model, describe_modules, describe_optimizer
 
 
 def model(width=3, seed=0):
@@ -48,6 +49,112 @@ def test_what_changes_a_model():
     counted = model()
     counted[1].num_batches_tracked.add_(1)
     assert changed(counted) == {"initial_weights"}
+
+
+def layers(activation=nn.ReLU, p=0.2, *more):
+    """Return a model of which only parameters stand in its structure."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), activation(), nn.Dropout(p), nn.Linear(8, 4), *more)
+
+
+def test_modules_without_parameters_count():
+    """Another activation, another ``p``, one more module: nothing else tells of them, and each is named."""
+    before = describe_modules(layers())
+    told = [layers(nn.GELU), layers(p=0.5), layers(nn.ReLU, 0.2, nn.Identity())]
+    assert [describe_model(each) == describe_model(layers()) for each in told] == [True] * 3
+    assert [diff({"modules": before}, {"modules": describe_modules(each)}) for each in told] == [
+        ["modules.1: ReLU() -> GELU(approximate='none')"],
+        ["modules.2: Dropout(p=0.2, inplace=False) -> Dropout(p=0.5, inplace=False)"],
+        ["modules.4: none -> Identity()"],
+    ]
+    assert diff({"modules": before}, {}) == diff({}, {"modules": before}) == []  # a run of before has none
+    both = [{"modules": describe_modules(nn.ModuleList([kind() for _ in range(3)]))} for kind in (nn.ReLU, nn.Tanh)]
+    assert diff(*both) == ["modules.0 and 2 more: ReLU() -> Tanh()"]
+
+
+class Scaled(nn.Module):
+    """Tells of itself what is another in each process, on each device, at each moment; and its rate."""
+
+    def __init__(self, rate=0.1, device="cpu", kinds=()):
+        super().__init__()
+        self.rate, self.act, self.device, self.kinds = rate, lambda x: x * rate, device, kinds
+
+    def extra_repr(self):
+        """Return settings in the style of torch."""
+        what = f", kinds={self.kinds}" * bool(self.kinds)
+        return f"rate={self.rate}, act={self.act}, device={self.device!r}, training={self.training}{what}"
+
+    def forward(self, x):
+        """Return the input times the rate."""
+        return self.act(x)
+
+
+def test_what_passes_is_left_out_of_modules():
+    """Addresses, devices, the mode; a text with a set, which has another order in each process."""
+    one, other = nn.Sequential(Scaled()), nn.Sequential(Scaled(device="cuda:1")).eval()
+    (told,) = describe_modules(one).values()
+    assert describe_modules(other) == {"0": told} != describe_modules(nn.Sequential(Scaled(0.3)))
+    assert told.startswith("Scaled(rate=0.1, act=<function ") and told.endswith("<lambda>>, device='',)")
+    assert describe_modules(nn.Sequential(Scaled(kinds={"a", "b"}))) == {"0": "Scaled()"}
+    assert describe_modules(Scaled())[""] == told
+    assert describe_modules(nn.Sequential()) == {}  # its class is told beside it
+
+
+def test_a_compiled_or_parametrized_model_is_told_alike():
+    """Before and after its first pass, and by another process's copy; compiling in place changes nothing."""
+
+    def parametrized():
+        made = layers()
+        nn.utils.parametrizations.weight_norm(made[0])
+        return made
+
+    for make in (lambda: torch.compile(layers(), backend="eager"), parametrized):
+        made = make()
+        before = describe_modules(made)
+        made(torch.zeros(2, 6)).sum().backward()
+        assert describe_modules(made) == before == describe_modules(make())
+    in_place = layers()
+    in_place.compile(backend="eager")
+    in_place(torch.zeros(2, 6))
+    assert describe_modules(in_place) == describe_modules(layers())
+
+
+def of_layers(*what):
+    """Return what builds such a model, with a module of the program's own."""
+    return lambda: layers(*what).append(Scaled())
+
+
+def test_a_run_goes_on_with_its_own_modules_only(toy, tmp_path):
+    """Begun on two ranks and gone on with on one; others are refused by name, or told where drift is allowed."""
+    whole, _ = toy.train(build=of_layers())
+    run_ranks(lambda one: toy.train(build=of_layers(), epochs=1, out=tmp_path, transport=one), 2)
+    with pytest.raises(ScoreMismatch, match=r"\n  module 1: ReLU\(\) then, Tanh\(\) now\nHint: build"):
+        toy.train(build=of_layers(nn.Tanh), out=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert toy.train(build=of_layers(), out=tmp_path) == (whole, [6, 7, 8, 9, 10])
+    with pytest.warns(UserWarning, match=r"goes on with other modules, .*: module 1: ReLU\(\) then, Tanh"):
+        toy.train(build=of_layers(nn.Tanh), epochs=3, out=tmp_path, allow_drift=True)
+
+
+def test_modules_that_differ_by_rank_are_refused(toy):
+    """Their weights are equal, so nothing else could tell."""
+    kinds = nn.ReLU, nn.Tanh
+    with pytest.raises(RankDivergence, match=r"modules\.1: (ReLU|Tanh)\(\) -> (ReLU|Tanh)\(\)"):
+        run_ranks(lambda one: toy.train(build=of_layers(kinds[one.rank]), transport=one), 2)
+
+
+def test_a_run_without_modules_goes_on_and_learns_them(toy, tmp_path, monkeypatch):
+    """One of an earlier version: nothing is said; its next checkpoint has them, and other ones are refused."""
+    with monkeypatch.context() as before:
+        before.setattr("unisono.train.trained_parts.describe_modules", lambda model: None)
+        whole, _ = toy.train(build=of_layers())
+        toy.train(build=of_layers(), epochs=1, out=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert toy.train(build=of_layers(), out=tmp_path) == (whole, [6, 7, 8, 9, 10])
+    with pytest.raises(ScoreMismatch, match=r"step-.*\n  module 1: ReLU\(\) then, Tanh\(\) now\nHint: build"):
+        toy.train(build=of_layers(nn.Tanh), epochs=3, out=tmp_path)
 
 
 def test_what_changes_an_optimizer():

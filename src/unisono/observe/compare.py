@@ -10,17 +10,26 @@ from unisono.observe.ledger import read_lines
 
 SAMPLES = "sample_hashes"
 """Of a score: hashes of some samples, by what they are of; who knows fewer differs in none of the others."""
+MODULES = "modules"
+"""Of a score: what each module of the model is, by its name; a score of version 0.1 has none, and differs in none."""
+ALLOWED = " (drift allowed)"
+"""Behind the name of what is not compared with what was recorded, since drift is allowed; ranks compare it."""
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return one line per differing field, with its path, old and new value; of `SAMPLES` what both know counts."""
+    """Return one line per differing field, with its path, old and new value; of `SAMPLES` what both know counts.
+
+    `MODULES` count where both have them; those that have changed alike have one line.
+    """
     lines: list[str] = []
     for key in [*old, *(key for key in new if key not in old)]:
         left, right = old.get(key), new.get(key)
         if key == SAMPLES:
             both = (left or {}).keys() & (right or {}).keys()
             left, right = ({name: each[name] for name in sorted(both)} for each in (left or {}, right or {}))
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
+        if not prefix and key in (MODULES, MODULES + ALLOWED):
+            lines += [] if left is None or right is None else _of_modules(left, right)
+        elif isinstance(left, Mapping) and isinstance(right, Mapping):
             lines += diff(left, right, f"{prefix}{key}.")
         elif left != right and _are_records(left) and _are_records(right) and len(left) == len(right):
             for place, (one, other) in enumerate(zip(left, right, strict=True)):
@@ -28,6 +37,16 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
         elif left != right:
             lines.append(f"{prefix}{key}: {left!r} -> {right!r}")
     return lines
+
+
+def _of_modules(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    changed: dict[tuple[str, str], list[str]] = {}
+    for name in [*old, *(name for name in new if name not in old)]:
+        pair = old.get(name, "none"), new.get(name, "none")
+        if pair[0] != pair[1]:
+            changed.setdefault(pair, []).append(name or "(the model itself)")
+    more = {pair: f" and {len(names) - 1} more" * (len(names) > 1) for pair, names in changed.items()}
+    return [f"{MODULES}.{names[0]}{more[left, right]}: {left} -> {right}" for (left, right), names in changed.items()]
 
 
 def said_now(score: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Run(RunState):
         checkpoints: How they are written, which are kept; None: the newest two, written in the background.
         device: ``cpu``, ``cuda`` or ``cuda:N``; unset, each local rank's own GPU where there are any, else the CPU.
         settings: More of the score, plain values by name, for instance what a recipe was called with.
-        allow_drift: Go on although software, CPU capability or the first samples differ from the run's first launch.
+        allow_drift: Go on although software, CPU capability, modules or the first samples differ from the first launch.
         detail: Record in ``detail.jsonl`` what each step is made of, for `unisono diff`: the same bits, but slower.
         witness: Share of steps (0 to 1) in which two ranks compute one replica and compare. Unset: ``--witness``, or 0.
         transport: ``auto``: shared memory between CPU ranks of one host, else the process group. ``gloo``, ``mpi``:

@@ -5,6 +5,7 @@ machines and epochs is not in it: a run may go on longer, and anywhere.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +18,15 @@ from unisono.data.same_samples import first_samples
 from unisono.data.sampler import ExactSampler
 from unisono.data.sources.stream_loader import StreamLoader
 from unisono.errors import CheckpointError, ConfigError
-from unisono.observe.compare import SAMPLES
+from unisono.observe.compare import ALLOWED, MODULES, SAMPLES
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.flat import sparse_parameters
 
 SCORE_VERSION = 1
+#: Of what a module says of itself that depends on the process, the device or the moment.
+_PASSING = re.compile(
+    r"(?: at )?\b0x[0-9a-fA-F]+|\(?\b(?:cpu|cuda|mps|xpu|GPU)\b(?:[: ]\d+)?\)?|training=(?:True|False)"
+)
 
 
 def checked_settings(settings: Any) -> dict[str, Any]:
@@ -53,6 +58,21 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "initial_weights": fingerprint(model)[:16],
         **({"sparse": sparse} if (sparse := [*sparse_parameters(model)]) else {}),
     }
+
+
+def describe_modules(model: nn.Module) -> dict[str, str]:
+    """Return what each module is, by its name: class and, as far as that stays the same, `extra_repr`.
+
+    It has what no parameter shows: an activation, the ``p`` of a dropout, a stride. Left out are addresses, devices,
+    ``training``, and texts with braces: a set has another order in each process.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        text = " ".join(_PASSING.sub("", module.extra_repr()).split())
+        text = "" if "{" in text else text
+        if name or text:  # the class of the whole is told beside it
+            found[name] = f"{type(module).__name__}({text})"
+    return found
 
 
 def describe_optimizer(optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
@@ -97,10 +117,10 @@ def describe_data(dataset: Any, sampler: ExactSampler) -> dict[str, Any]:
 def describe_run(
     run: Any, parts: Mapping[str, Any], strategy: StrategyOptions, loader: Loader | StreamLoader
 ) -> dict[str, Any]:
-    """Return the score of a run, in JSON's types; `parts` are what `describe_model` and `describe_optimizer` say.
+    """Return the score of a run, in JSON's types; `parts` are what `describe_model` and the like say.
 
-    Before the run is open it has hashes of the data's first samples too. Where drift is allowed they have other names
-    than those recorded, so only ranks compare them.
+    Before the run is open it has hashes of the data's first samples too. Where drift is allowed these, and the modules,
+    have other names than those recorded, so only ranks compare them.
 
     Raises:
         DataError: A sample is another one when it is fetched again.
@@ -117,13 +137,15 @@ def describe_run(
         **run.non_finite.score,
         **run.precision.score,
         "strategy": strategy.score(),
-        **parts,
+        **{name: part for name, part in parts.items() if name != MODULES},
         "data": loader.described
         if isinstance(loader, StreamLoader)
         else describe_data(loader.fetcher.dataset, loader.sampler),
         "settings": run.settings,
     }
+    allowed = ALLOWED * run._allow_drift
     if isinstance(loader, Loader) and not run._progress.is_open and (hashes := first_samples(loader)):
-        score[SAMPLES] = {name + " (drift allowed)" * run._allow_drift: each for name, each in hashes.items()}
+        score[SAMPLES] = {name + allowed: each for name, each in hashes.items()}
+    score[MODULES + allowed] = parts[MODULES]  # last: they are many
     found: dict[str, Any] = to_json(score, "score")
     return found

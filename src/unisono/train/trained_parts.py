@@ -13,6 +13,7 @@ from unisono.determinism.flags import FlagWatch
 from unisono.determinism.optimizer_step import spared
 from unisono.determinism.switches import describe_environment
 from unisono.errors import CheckpointError, ConfigError, StepError
+from unisono.observe.compare import MODULES
 from unisono.strategies.base import Strategy, StrategyContext
 from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.clipping import Clipping
@@ -20,7 +21,7 @@ from unisono.train.guards.between_steps import BetweenSteps
 from unisono.train.guards.checks import check_clipping, check_closure, check_layers, check_parts, check_precision
 from unisono.train.guards.unkept import Unkept
 from unisono.train.run_directory.fork import change_settings, settings_of
-from unisono.train.score import describe_model, describe_optimizer
+from unisono.train.score import describe_model, describe_modules, describe_optimizer
 from unisono.train.steps.closures import takes_closure
 from unisono.train.steps.loop import check_alike, pin
 from unisono.train.steps.updates import Update
@@ -80,7 +81,7 @@ class Parts:
         self.is_changing, self.takes_closure = False, limits is None and takes_closure(self.optimizers[""])
         self.before_pack: Callable[[Parts], None] = lambda _: None
         told = {name: describe_optimizer(each, self.schedulers.get(name)) for name, each in self.optimizers.items()}
-        self.description: dict[str, Any] = {"model": describe_model(model)}
+        self.description: dict[str, Any] = {"model": describe_model(model), MODULES: describe_modules(model)}
         self.updates: dict[str, Update] = {}
         if limits is None:
             self.description["optimizer"] = told[""]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import FileStore, HashStore, ProcessGroupGloo
 
-from train.steps.test_membership import check, play, undisturbed
+from train.steps.test_membership import check, check_gan, play, undisturbed
 from unisono.collectives.process_groups import live_groups
 from unisono.collectives.process_groups.live_groups import LiveGroups, LiveGroupTransport
 from unisono.collectives.process_groups.own_store import OwnStore
@@ -80,6 +80,20 @@ def test_ranks_die_between_two_buckets():
         assert sorted(found["codes"].values()) == [-9, -9, 0], (trial, found)
         check(found, [rank for rank in range(3) if str(rank) not in trial[1]])
         assert all(told["meetings"][0] > MEETINGS + 2 for told in found["told"].values()), found
+
+
+@pytest.mark.slow
+def test_deaths_in_updates_of_two_optimizers():
+    """At each part of both exchanges, and between them; one joins in the place of the first."""
+    places = [*itertools.product(range(1, 2 * MEETINGS + 1), ("before", "told")), ("apply", "after")]
+    settings = GLOO | {"case": "gan", "awaits": [4]}
+    trials = [
+        [3, {str(first): [[3, place, when]], str(second): [[6, place, when]]}, settings, [], 1, 0]
+        for (place, when), (first, second) in zip(places, itertools.cycle(PAIRS), strict=False)
+    ]
+    for trial, found in zip(trials, play(trials), strict=True):
+        check_gan(found)
+        assert found["counts"] == {"world_size": 2, "deaths": 2, "joins": 1}, trial
 
 
 @pytest.mark.slow

@@ -337,3 +337,95 @@ def test_a_joiner_that_computes_other_bits_is_refused():
     assert said[0].startswith(f"rank 3 cannot join: its host {os.uname().nodename} is not what that of the others is")
     assert "computed bits of float32: " in said[0]
     check(found, [0, 2])
+
+
+GAN = {"case": "gan"} | NO_SAVES
+GAN_MEETINGS = 2 * MEETINGS  # of a batch: those of D's update, those of G's
+
+
+@once
+def calm_gan():
+    """Return what a run of one rank tells that has two optimizers."""
+    return play([[1, {}, GAN]])[0]
+
+
+def check_gan(found):
+    """Everything that is kept is that of a run in which nobody died, each update's bits too, which the head covers."""
+    expected = calm_gan()
+    assert (found["errors"], {*found["codes"].values()} - {0, -9}) == ([], set()), found["said"]
+    assert (found["ledger"], found["newest"][1:]) == (expected["ledger"], [[], []])
+    assert found["result"] | {"world_size": 1} == expected["result"]
+    assert {told["fingerprint"] for told in found["told"].values()} == {expected["told"]["0"]["fingerprint"]}
+
+
+def test_deaths_in_both_of_two_optimizers_updates():
+    """In the first one's exchange, between the two, in the second's, of the leader too: others join, or none."""
+    kills = {"1": [[3, 1, "inside"]], "0": [[6, "apply", "after"]]}
+    grown, shrunk = play(
+        [
+            [3, kills, GAN | {"awaits": [4, 8]}, [], 0, 3],
+            [3, {"2": [[3, 3, "inside"]], "0": [[5, "apply", "after"]]}, GAN],
+        ]
+    )
+    check_gan(grown)
+    check_gan(shrunk)
+    assert grown["counts"] == {"world_size": 3, "deaths": 2, "joins": 2}
+    assert (sorted(shrunk["told"]), shrunk["counts"]["deaths"]) == (["1"], 2)
+
+
+@pytest.mark.slow
+def test_deaths_in_every_place_of_two_updates():
+    """At each meeting of both, and around each update; of two in one batch; in an evaluation between the updates."""
+    moments = [*itertools.product(range(1, GAN_MEETINGS + 1), WHENS), ("apply", "before"), ("apply", "after")]
+    trials = []
+    for (place, when), turn in zip(moments, itertools.cycle(TURNS)):
+        trials.append([3, {str(turn[0] - 1): [[2, place, when]], str(turn[1] - 1): [[5, place, when]]}, GAN])
+    fetching = GAN | {"num_workers": 1}
+    trials.append([3, {"1": [[4, 1, "inside"]], "0": [[4, 5, "inside"]]}, fetching])
+    trials.append([3, {"2": [[4, "apply", "after"]], "0": [[4, 4, "after"]]}, fetching])
+    for trial, found in zip(trials, play(trials), strict=True):
+        assert found["counts"] == {"world_size": 1, "deaths": 2, "joins": 0}, trial
+        check_gan(found)
+    places = [(3, "predict", "after"), *((3, meeting, "inside") for meeting in range(1, 9))]
+    trials = [[3, {"0": [place]}, GAN | {"evaluates": 3}] for place in places]
+    for found in play(trials):
+        check_gan(found)
+        assert found["counts"]["deaths"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["wgan", "teacher", "actor-critic"])
+def test_deaths_in_other_kinds_of_updates(case):
+    """Three updates of one optimizer in a batch, an average that the loop moves itself, a trunk that two models share:
+    two workers, one, two.
+    """
+    settings = NO_SAVES | {"case": case, "detail": True}
+    kills = [{"1": [[3, meeting, "inside"]], "0": [[6, "apply", "after"]]} for meeting in (1, 2)]
+    alone, *others = play([[1, {}, settings], *([2, each, settings | {"awaits": [4, 8]}, [], 0, 3] for each in kills)])
+    for found in others:
+        assert (found["errors"], found["ledger"]) == ([], alone["ledger"])
+        assert found["lines"]["detail.jsonl"] == alone["lines"]["detail.jsonl"]
+        assert found["result"] | {"world_size": 1} == alone["result"]
+        assert found["counts"] == {"world_size": 2, "deaths": 2, "joins": 2}
+
+
+@pytest.mark.slow
+def test_a_death_while_one_joins_two_optimizers():
+    """The joiner, or the leader that gives, at each meeting of it: another one joins, with the state of both."""
+    turns = itertools.cycle(WHENS)
+    joiner = [{"1": [[3, 3, "inside"]], "3": [[0, meeting, next(turns)]]} for meeting in range(1, 6)]
+    leader = [{"1": [[3, 1, "inside"]], "0": [[3, meeting, next(turns)]]} for meeting in range(6, 18)]
+    trials = [[3, kills, GAN | {"awaits": [3, 5]}, [], 1, 3] for kills in [*joiner, *leader]]
+    for trial, found in zip(trials, play(trials), strict=True):
+        assert {found["codes"][rank] for rank in trial[1]} == {-9}, (trial, found)
+        check_gan(found)
+
+
+@pytest.mark.slow
+def test_updates_that_are_begun_again_wrongly_are_caught():
+    """Negative control: data not kept for the second update, buffers not put back, other random numbers."""
+    for meeting, names in ((1, ("kept", "buffers", "keys")), (3, ("buffers", "keys"))):
+        trials = [[3, {"2": [[4, meeting, "before"]]}, GAN | {"broken": name}] for name in names]
+        for trial, found in zip(trials, play(trials), strict=True):
+            assert found["said"], "nobody has died"
+            assert found["errors"] or found["ledger"] != calm_gan()["ledger"], trial

@@ -380,15 +380,16 @@ def test_metrics_of_a_batch_belong_to_its_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_between_two_updates(tmp_path, capfd):
-    """Of two processes one dies by SIGKILL before G's update of step 4; another launch goes on, to the weights
-    and the ledger of one process left alone.
+def test_killed_between_two_updates(tmp_path):
+    """Of two processes one dies by SIGKILL before G's update of step 4: another launch goes on, or the other process
+    does, to the weights and the ledger of one process left alone.
     """
     calm = run_threads(lambda transport: play(transport, "large", str(tmp_path / "calm")), 1)
     with pytest.raises(unisono.WorkerFailed, match="SIGKILL"):
-        unisono.launch(play_and_die, None, str(tmp_path / "killed"), "large", (4, 1), workers=2, threads=1, live="auto")
-    assert "the run has several optimizers" in capfd.readouterr().err  # so nobody goes on without the dead
+        unisono.launch(play_and_die, None, str(tmp_path / "killed"), "large", (4, 1), workers=2, threads=1)
     assert json.loads((tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()[-1])["step"] <= 3
     assert run_processes(play_and_die, 2, str(tmp_path / "killed"), "large", None) == calm * 2
-    ledgers = [(tmp_path / name / "ledger.jsonl").read_text() for name in ("calm", "killed")]
-    assert ledgers[0] == ledgers[1]
+    unisono.launch(play_and_die, None, str(tmp_path / "live"), "large", (4, 1), workers=2, threads=1, live="auto")
+    assert json.loads((tmp_path / "live" / "result.json").read_text())["deaths"] == 1
+    ledgers = {(tmp_path / name / "ledger.jsonl").read_text() for name in ("calm", "killed", "live")}
+    assert len(ledgers) == 1

@@ -1,5 +1,6 @@
 """What a launch finds in a run directory, and whether all of it is this run's: nothing is taken over unseen."""
 
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from unisono.checkpoint.manifest import Facts
 from unisono.collectives.transport import Transport
 from unisono.determinism.switches import drift
 from unisono.errors import CheckpointError, EnvironmentDrift, RankDivergence, ScoreMismatch
-from unisono.observe.compare import SAMPLES, diff, said_now
+from unisono.observe.compare import ALLOWED, MODULES, SAMPLES, diff, said_now
 from unisono.system.directory import Directory
 from unisono.train.run_directory.files import RunFiles
 
@@ -27,15 +28,26 @@ _OTHER_MODEL = (
     "that run is of another model, perhaps of another program: choose another --out (out=), or remove its directory "
     "to train this one there"
 )
+_OTHER_MODULES = (
+    "build the model of the same modules to resume it, or choose another --out (out=) for a new run. "
+    "`unisono fork RUN --step N --out OTHER` goes on with others from the step N of RUN on. Where it is only a library "
+    "that says otherwise what it builds, --allow-drift (allow_drift=True) goes on"
+)
 
 
 def check_score(where: Path | None, recorded: Mapping[str, Any], score: Mapping[str, Any]) -> None:
-    """Refuse (`ScoreMismatch`) a directory of another score; list each differing field."""
+    """Refuse (`ScoreMismatch`) a directory of another score; list each differing field.
+
+    Modules that are others are only told where drift is allowed.
+    """
     _compare(
         f"{where} holds a run with another score", recorded, score,
         "repeat its settings to resume it, or choose another --out (out=) for a new run. "
         f"`unisono fork {where} --step N --out OTHER` changes settings from its step N on",
     )  # fmt: skip
+    if lines := diff({MODULES: recorded.get(MODULES)}, {MODULES: score.get(MODULES + ALLOWED)}):
+        told = "; ".join(_said(lines))
+        warnings.warn(f"{where} goes on with other modules, since drift is allowed: {told}.", stacklevel=2)
 
 
 def with_objective(score: Mapping[str, Any], objective: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -156,9 +168,11 @@ def _demand_ours(path: Path, there: Mapping[str, Any], ours: Mapping[str, Any]) 
 def _compare(what: str, there: Mapping[str, Any], ours: Mapping[str, Any], hint: str) -> None:
     if lines := diff(said_now(there), ours):
         hint = _OTHER_DATA if lines[0].startswith(SAMPLES) else hint
+        hint = _OTHER_MODULES if lines[0].startswith(f"{MODULES}.") else hint
         hint = _OTHER_MODEL if any(line.startswith(("model.class", "model.structure")) for line in lines) else hint
         raise ScoreMismatch("\n  ".join([f"{what}:", *_said(lines)]) + f"\nHint: {hint}.")
 
 
 def _said(lines: list[str]) -> list[str]:
-    return [line.replace(f"{SAMPLES}.", "hash of ") for line in lines]
+    lines = [line.replace(f"{SAMPLES}.", "hash of ") for line in lines]
+    return [re.sub(rf"^{MODULES}\.(.*?): (.*) -> (.*)$", r"module \1: \2 then, \3 now", line) for line in lines]

@@ -93,8 +93,6 @@ class Stepper:
             self._live.refuse("the optimizer computes a step several times")
         if self._live is not None and isinstance(loader, StreamLoader):
             self._live.refuse("the data is a stream, which is not read again from the step's beginning")
-        elif self._live is not None and self._updates is not None:
-            self._live.refuse("the run has several optimizers, and so a batch several updates")
         self._loader, self._last, self._fetched = loader, last, self._fetch(loader, first, last)
         try:
             yield from self._batches(loader, first, last)
@@ -295,6 +293,8 @@ class Stepper:
                 strategy.begin_again(is_within=is_within)
                 self._fetched = self._fetch(self._loader, batch.step, self._last)
                 micros = self._micros(batch.indices)
+                if self._updates is not None:
+                    micros = self._updates.keeping(micros)
             try:
                 with self._live.anchored():
                     return strategy.compute_gradients(batch.step, micros, num_samples, objective)

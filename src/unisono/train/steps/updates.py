@@ -108,7 +108,7 @@ class Updates:
             StepError: One of them is not what it was.
         """
         if not self._done:
-            return self._keeping(batch.micros)
+            return self.keeping(batch.micros)
         for micro, versions in self._kept:
             if versions != _versions(micro.data):
                 raise StepError(
@@ -133,7 +133,8 @@ class Updates:
         self._done, self._details, self._kept = [], [], []
         return entry, lambda: Details(batch.step, batch.indices.tolist(), kept)
 
-    def _keeping(self, micros: Iterator[Micro]) -> Iterator[Micro]:
+    def keeping(self, micros: Iterator[Micro]) -> Iterator[Micro]:
+        """Pass on the micro-batches of an update, and keep them, in place of others, for those of the batch to come."""
         self._kept = []
         for micro in micros:
             self._kept.append((micro, _versions(micro.data)))
