@@ -17,7 +17,7 @@ import click
 
 from unisono.cli.options.fields import result_options, single
 from unisono.cli.options.settings import RUN, number
-from unisono.cli.output.outcome import complain, verb
+from unisono.cli.output.outcome import complain, tell, verb
 from unisono.options.quantities import INTERVAL, PORT
 from unisono.system.files import to_json
 
@@ -40,17 +40,24 @@ _EARLY = {"run.toml", "program.json"}
 def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_json: bool) -> None:
     """Show how far each RUN is, its loss, speed, where each rank's time goes, who is slow, deaths and launches.
 
+    A folder of runs stands for all runs that lie in it.
+
     It reads the run directory only, so it may run anywhere the directory can be read, over ssh too, and disturbs
     nothing. Runs that have ended are shown as well; one that has not begun is waited for, on a terminal and with --web.
     q and Ctrl-C end the view, not the run.
 
     Exit code: 0; 2 where RUN is no run directory or the port is taken.
     """
+    from unisono.report.run_view import each_run
+    from unisono.report.sources import MOST_SOURCES
     from unisono.report.watch.state import WatchedRun
 
     if not (once or as_json) and (web is not None or sys.stdout.isatty()):
         _wait_for([Path(run) for run in runs])
-    found = [WatchedRun(Path(run)) for run in runs]
+    paths, told = each_run([Path(run) for run in runs], MOST_SOURCES if web is not None else None)
+    for line in told:
+        tell(line)
+    found = [WatchedRun(path) for path in paths]
     if as_json and web is None:
         click.echo(to_json([run.facts() for run in found]))
     elif web is not None:
