@@ -86,7 +86,7 @@ def test_a_run_on_one_page(tmp_path):
     for expected in (
         "Loss", "test_accuracy", "Throughput", "rank by rank", "Stragglers", "0" * 64, "Finished after 60 steps",
         "Interrupted after step 35; launch 2 went on from step 31", "5 steps done again", "Checkpoints", "2.13.0+cpu",
-        "settings.recipe", "slowest in",
+        "settings.recipe", "slowest in", "Rank 1 is slow: 10.2 ms per replica, 32% above the other ranks' median",
     ):  # fmt: skip
         assert expected in text
     assert re.search(r"rank 1\s+41 ms\s+41 ms\s+100%", text)

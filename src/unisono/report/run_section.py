@@ -1,10 +1,11 @@
 """The sections of runs on a page: curves, where the time went, who was slow, what was interrupted, and comparison."""
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from unisono.observe.speed import speed_in
+from unisono.observe.speed import slow_rank, speed_in
 from unisono.report.charts import SMOOTH, Series, mean_of, smooth
 from unisono.report.content import (
     Chart,
@@ -177,6 +178,13 @@ def _findings(run: RunView) -> Iterator[Remark]:
     if not run.phases:
         yield Remark(text="No step phases were recorded: nothing is known of where the time went.")
         return
+    steps: dict[int, list[tuple[dict[str, float], int]]] = {}
+    for record in itertools.chain(*run.last_world()):
+        seconds = {phase: ns / 1e9 for phase, ns in record.ns.items()}
+        steps.setdefault(record.rank, []).append((seconds, record.replicas))
+    if slow := slow_rank(steps):
+        told = slow.spell()
+        yield Remark(text=f"{told[0].upper()}{told[1:]}. The other ranks wait for it: see Stragglers.", tone="alarm")
     parts = by_rank(run.last_world())
     if parts:
         mean = {phase: statistics.fmean(rank[phase] for rank in parts.values()) for phase in next(iter(parts.values()))}

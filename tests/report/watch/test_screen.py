@@ -35,10 +35,10 @@ def test_a_curve():
 @pytest.mark.parametrize("width", [40, 60, 80, 160, 200])
 def test_the_screen_has_room(width, tmp_path):
     """No line is longer than the terminal, and what matters is on it."""
-    run = WatchedRun(make_run(tmp_path / "run", workers=3, slow=1, launches=((1, 40), (31, 60))))
+    run = WatchedRun(make_run(tmp_path / "run", workers=3, slow=1, steps=90, launches=((1, 40), (31, 90))))
     text = shown([run], width)
     assert max(map(len, text.splitlines())) <= width
-    for word in ("run finished", "step 60", "slow", "launch 2", "10 steps computed again", "of disk free"):
+    for word in ("run finished", "step 90", "rank 1 is slow", "launch 2", "10 steps computed again", "of disk free"):
         assert word in " ".join(text.replace("│", " ").split()), word
 
 
@@ -88,7 +88,7 @@ def test_what_holds_it_up(tmp_path):
     run = WatchedRun(make_run(tmp_path / "run", result=False, slow=1, other=90))
     outside, slow = held_up(run)
     assert outside == "72% of the time is outside of steps: the program's own code 70%, checkpoints 1%"
-    assert slow == "rank 1 is slow: forward takes 20 ms, in the other ranks 10 ms"
+    assert slow == "rank 1 is slow: 10.2 ms per replica, 32% above the other ranks' median, most of it in forward"
     assert outside in shown([run], 100)
     assert list(held_up(WatchedRun(make_run(tmp_path / "usual")))) == []
 
@@ -139,7 +139,7 @@ def test_the_first_line_says_how_it_does(tmp_path, monkeypatch):
     path = make_run(tmp_path / "run", result=False, slow=1, last_step=120)
     monkeypatch.setattr(WatchedRun, "state", "training")
     said, style = verdict(WatchedRun(path))
-    assert re.fullmatch(r"on track: 0:00:\d\d left, loss falling, rank 1 is slow", said), said
+    assert re.fullmatch(r"on track: 0:00:\d\d left, loss falling, rank 1 is slow by 32%", said), said
     assert "red" not in style
     lines = [json.loads(line) for line in (path / "ledger.jsonl").read_text().splitlines()]
     (path / "ledger.jsonl").write_text(

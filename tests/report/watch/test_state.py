@@ -8,8 +8,8 @@ import pytest
 
 from report.made_runs import make_run
 from unisono.errors import ConfigError
+from unisono.observe.speed import Slow
 from unisono.report.run_view import read_run
-from unisono.report.watch.ranks import Slow
 from unisono.report.watch.state import MOST_POINTS, WatchedRun
 from unisono.report.watch.told import events
 from unisono.system.processes import boot_id, look_at
@@ -95,10 +95,10 @@ def test_how_it_ended(tmp_path):
 
 def test_launches_and_slow_ranks(tmp_path):
     """An interruption with the steps done again, and the rank whose own work is longer."""
-    run = WatchedRun(make_run(tmp_path / "run", launches=((1, 40), (31, 60)), slow=1))
+    run = WatchedRun(make_run(tmp_path / "run", steps=90, launches=((1, 40), (31, 90)), slow=1))
     assert [launch[0] for launch in run.launches] == [1, 2]
     assert run.launches[1] == (2, 2, 31, 40)
-    assert run.slowest() == Slow(1, "forward", pytest.approx(0.020), pytest.approx(0.010))
+    assert run.slowest() == Slow(1, "forward", pytest.approx(0.041 / 4), pytest.approx(0.031 / 4))
     assert WatchedRun(make_run(tmp_path / "even")).slowest() is None
     waiting = make_run(tmp_path / "waiting", slow=1, other=900)  # 10 of 936 ms
     assert WatchedRun(waiting).slowest() is None

@@ -11,11 +11,11 @@ from typing import Any, final
 from unisono.errors import ConfigError
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import WINDOW, WITHIN, Speed, rates, seconds_within, speed_in, speed_of
+from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
 from unisono.report.run_view import check_run, damage_of, holder_of, is_held, newest_checkpoint
-from unisono.report.watch.ranks import RankState, Slow, left_behind, slowest
+from unisono.report.watch.ranks import RankState, left_behind, slowest
 
 MOST_POINTS = 2000
 _SILENT_S = 30.0
@@ -137,7 +137,7 @@ class WatchedRun:
             return
         seconds = {phase: ns / 1e9 for phase, ns in zip(head["phases"], line["ns"], strict=True)}
         began = (head["wall_ns"] + line["at_ns"]) / 1e9
-        rank.add(line["step"], began, seconds)
+        rank.add(line["step"], began, seconds, line.get("replicas", 0))
         number, world_size, first, before = self.launches[-1]
         if not first:
             self.launches[-1] = number, world_size, line["step"], before
@@ -177,7 +177,7 @@ class WatchedRun:
             return speed_in(self.result)
         return speed_of(
             (self._sizes[step], sum(seconds.values()), seconds_within(seconds))
-            for step, _, seconds in self._ahead().steps
+            for step, _, seconds, _ in self._ahead().steps
             if step in self._sizes
         )
 

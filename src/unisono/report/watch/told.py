@@ -37,7 +37,7 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
     trend, slow = trend_of(run.losses), run.slowest()
     parts = ["on track" if eta_s is None else f"on track: {spell_clock(eta_s)} left"]
     parts += [f"loss {trend}"] if trend else []
-    parts += [f"rank {slow.rank} is slow"] if slow is not None else []
+    parts += [f"rank {slow.rank} is slow by {slow.more:.0%}"] if slow is not None else []
     return ", ".join(parts), "bold cyan"
 
 
@@ -94,8 +94,7 @@ def held_up(run: WatchedRun) -> Iterator[str]:
         named = ", ".join(f"{_OUTSIDE.get(phase, phase)} {share:.0%}" for phase, share in parts if share >= 0.01)
         yield f"{speed.spell_outside()}: {named}"
     if slow:
-        took, usual = spell_seconds(slow.seconds), spell_seconds(slow.usual)
-        yield f"rank {slow.rank} is slow: {slow.phase} takes {took}, in the other ranks {usual}"
+        yield slow.spell()
 
 
 def events(run: WatchedRun) -> Iterator[str]:
