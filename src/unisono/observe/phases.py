@@ -41,7 +41,7 @@ class PhaseClock:
         self._waiting: list[tuple[int, int, int, Sequence[int]]] = []  # step, beginning, replicas, nanoseconds by phase
         self.num_steps = 0  #: Recorded steps.
         self.replicas = (
-            0  #: How many replicas this rank has computed in the step; counted by the one that hands them out.
+            0  #: That this rank has computed in the step; counted by who hands them out.
         )
         self._spent = [0] * len(PHASES)
         self.phase, self._since = OTHER, time.perf_counter_ns()  #: The phase it is in.

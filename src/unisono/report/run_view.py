@@ -190,7 +190,7 @@ def each_run(paths: Sequence[Path], most: int | None = None) -> tuple[list[Path]
     """Return `paths` with the runs of each folder of runs in its place, by name; and a line on each such folder.
 
     Args:
-        paths: What was asked for. A folder of runs is no run itself, and has some in it; deeper ones are not looked for.
+        paths: What was asked for. A folder of runs is no run, and has some in it; none is looked for deeper.
         most: Of a folder only so many are taken, the newest.
     """
     found, told = [], []
