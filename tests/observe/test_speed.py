@@ -53,6 +53,8 @@ def test_which_rank_is_slow():
         assert slow_rank(usual | {3: other}) is None
     noisy = [({"data": 0.001, "forward": 0.099 if step % 3 else 0.5, "reduce": 0.05}, 2) for step in range(WINDOW)]
     assert slow_rank(usual | {3: noisy}) is None  # some steps are not the median one
+    half = steps_of(99, count=WINDOW // 2) + steps_of(119, count=WINDOW // 2 + 2)
+    assert slow_rank(usual | {3: half}) is None  # slow for a while alone
     assert slow_rank({0: steps_of(119)}) is None
     idle = [({"forward": seconds, "reduce": 0.9}, 1) for seconds in (0.1, 0.12)]
     assert slow_rank({0: [idle[0]] * WINDOW, 1: [idle[1]] * WINDOW}) is None  # 20 of 1,020 ms

@@ -40,9 +40,7 @@ class PhaseClock:
         self._totals = [0] * len(PHASES)
         self._waiting: list[tuple[int, int, int, Sequence[int]]] = []  # step, beginning, replicas, nanoseconds by phase
         self.num_steps = 0  #: Recorded steps.
-        self.replicas = (
-            0  #: That this rank has computed in the step; counted by who hands them out.
-        )
+        self.replicas = 0  #: That this rank has computed in the step; counted by who hands them out.
         self._spent = [0] * len(PHASES)
         self.phase, self._since = OTHER, time.perf_counter_ns()  #: The phase it is in.
         self._step, self._began = 0, 0
@@ -71,6 +69,11 @@ class PhaseClock:
         if self._log is not None and last != self._last and last < sys.maxsize:  # that of a stream is not known
             self._last = last
             self._log.append(json.dumps({"last": last}))
+
+    def lost(self, rank: int, step: int) -> None:
+        """Say that another rank has died, in which step, and that this one goes on without it."""
+        if self._log is not None:
+            self._log.append(json.dumps({"lost": rank, "step": step, "wall_ns": time.time_ns()}))
 
     def enter(self, phase: int) -> int:
         """Be in `phase` from now on; returns the one before."""
@@ -209,5 +212,6 @@ def _records(content: bytes) -> Iterator[StepPhases]:
         elif head is not None and "ns" in entry:
             yield StepPhases(
                 step=entry["step"], launch=head["launch"], rank=head["rank"], world_size=head["world_size"],
-                began_ns=head["wall_ns"] + entry["at_ns"], ns=dict(zip(head["phases"], entry["ns"], strict=True)), replicas=entry.get("replicas", 0),
+                began_ns=head["wall_ns"] + entry["at_ns"], ns=dict(zip(head["phases"], entry["ns"], strict=True)),
+                replicas=entry.get("replicas", 0),
             )  # fmt: skip

@@ -118,6 +118,8 @@ class Slow:
 def slow_rank(steps: Mapping[int, Sequence[tuple[Mapping[str, float], int]]]) -> Slow | None:
     """Return the rank whose own work for one replica (`OWN`) takes at least a tenth longer than the others' median.
 
+    What is true of one half of the steps alone is noise.
+
     Args:
         steps: For each rank its steps, each as (seconds by phase, replicas that it has computed; 0: nobody knows).
             Ranks with fewer steps than `WINDOW`, and those of which the replicas are unknown, are left out.
@@ -125,21 +127,32 @@ def slow_rank(steps: Mapping[int, Sequence[tuple[Mapping[str, float], int]]]) ->
     known = {
         rank: found for rank, found in steps.items() if len(found) >= WINDOW and all(replicas for _, replicas in found)
     }
-    own = {rank: _median(found, OWN) for rank, found in known.items()}
-    if len(own) < 2:
+    if len(known) < 2:
         return None
-    rank = max(own, key=lambda rank: own[rank])
-    usual = statistics.median(value for other, value in own.items() if other != rank)
+    rank = max(known, key=lambda rank: _median(known[rank], OWN))
+    own, usual = _beside_others(known, rank, OWN)
+    halves = (
+        {rank: found[: len(found) // 2] for rank, found in known.items()},
+        {rank: found[len(found) // 2 :] for rank, found in known.items()},
+    )
+    is_slow = all(mine >= _SLOWER * theirs > 0 for mine, theirs in (_beside_others(half, rank, OWN) for half in halves))
     whole = statistics.median(sum(seconds.values()) / replicas for seconds, replicas in known[rank])
-    if own[rank] < _SLOWER * usual or own[rank] - usual <= _WORTH_WAITING * whole or usual <= 0:
+    if not is_slow or own < _SLOWER * usual or own - usual <= _WORTH_WAITING * whole:
         return None
 
     def longer(phase: str) -> float:
-        return _median(known[rank], [phase]) - statistics.median(
-            _median(found, [phase]) for other, found in known.items() if other != rank
-        )
+        mine, theirs = _beside_others(known, rank, [phase])
+        return mine - theirs
 
-    return Slow(rank, max(OWN, key=longer), own[rank], usual)
+    return Slow(rank, max(OWN, key=longer), own, usual)
+
+
+def _beside_others(
+    steps: Mapping[int, Sequence[tuple[Mapping[str, float], int]]], rank: int, phases: Sequence[str]
+) -> tuple[float, float]:
+    """Return a rank's median seconds of some phases for one replica, and the others' median of these."""
+    found = {each: _median(mine, phases) for each, mine in steps.items()}
+    return found[rank], statistics.median(value for other, value in found.items() if other != rank)
 
 
 def _median(steps: Sequence[tuple[Mapping[str, float], int]], phases: Sequence[str]) -> float:

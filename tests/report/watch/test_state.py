@@ -121,6 +121,23 @@ def test_a_rank_that_the_others_left_behind(tmp_path):
     assert [told.partition("rank")[2] for told in events(run)] == [" 2 is gone; it has written no step"]
 
 
+def test_a_death_that_the_others_have_told(tmp_path):
+    """The step is the launcher's, not the last one that the dead rank has written; it is known at once."""
+    path = make_run(tmp_path / "run", workers=3, launches=((1, 30), (31, 60)))
+    file = path / "phases" / "rank-2.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-5]))  # up to step 55, which is half a second before the end
+    for rank in (0, 1):
+        with (path / "phases" / f"rank-{rank}.jsonl").open("a") as phases:
+            phases.write('{"lost": 2, "step": 58, "wall_ns": 1795000025000000000}\n')
+    run = WatchedRun(path)
+    assert (run.lost(), run.facts()["lost"], run.num_damaged) == ([2], [2], 0)
+    assert [told.partition("rank")[2] for told in events(run)][1:] == [" 2 died in step 58"]
+    assert len(read_run(path).phases) == 175  # the report reads on
+    file.unlink()  # it was on another host, which keeps its own
+    assert [told.partition("rank")[2] for told in events(WatchedRun(path))][1:] == [" 2 died in step 58"]
+
+
 def test_a_launch_without_a_step(tmp_path):
     """A complete run that was started again shows the ranks that did its steps; one that goes on shows the new ones."""
     path = make_run(tmp_path / "run")

@@ -37,6 +37,7 @@ class WatchedRun:
         launches: For each launch in order (number, world size, first step, the last step of the one before).
         began_s: When each of them began, by its number, in seconds since 1970.
         ranks: By rank, of the newest launch.
+        died: By (launch, rank) in which step it has died, as the launcher tells it, and when, in seconds since 1970.
         num_damaged: Lines that are no JSON.
 
     Raises:
@@ -56,6 +57,7 @@ class WatchedRun:
         self.metrics: dict[str, float] = {}
         self.history: dict[str, list[tuple[float, float]]] = {}
         self.ranks: dict[int, RankState] = {}
+        self.died: dict[tuple[int, int], tuple[int, float]] = {}
         self.launches: list[tuple[int, int, int, int]] = []
         self.began_s: dict[int, float] = {}
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
@@ -112,7 +114,10 @@ class WatchedRun:
                 elif "last" in line:
                     self.num_steps = line["last"]
                 elif (head := self._heads.get(file.name)) is not None:
-                    self._step_of(head, line)
+                    if "lost" in line:
+                        self.died.setdefault((head["launch"], line["lost"]), (line["step"], line["wall_ns"] / 1e9))
+                    else:
+                        self._step_of(head, line)
 
     def _launch(self, head: Mapping[str, Any]) -> None:
         """A launch that does no step, of a run that is complete, leaves the ranks of the one before as they are."""
@@ -198,8 +203,13 @@ class WatchedRun:
         return (self.num_steps - self.step) * (self._ahead().ended_s - steps[0][1]) / len(steps)
 
     def lost(self) -> list[int]:
-        """Return the ranks that the others have left behind."""
-        return left_behind(self.ranks)
+        """Return the ranks that have died, or that the others have left behind."""
+        launch = self.launches[-1][0] if self.launches else 0
+        return sorted({*left_behind(self.ranks), *(rank for number, rank in self.died if number == launch)})
+
+    def died_in(self, rank: int) -> tuple[int, float] | None:
+        """Return in which step a rank of the newest launch has died, and when; None where nobody has told."""
+        return self.died.get((self.launches[-1][0], rank)) if self.launches else None
 
     def joined(self) -> list[int]:
         """Return the ranks that were not there at the launch's beginning, and have done a step."""

@@ -46,7 +46,7 @@ def setup(run: WatchedRun) -> str:
     name = (run.score.get("strategy") or {}).get("name", "exact")
     parts = [f"{name}, {run.score.get('replicas', '?')} replicas"] if run.score else []
     if parts and run.ranks:
-        parts[0] += f" on {counted(len(run.ranks) - len(run.lost()), 'worker')}"
+        parts[0] += f" on {counted(len(run.ranks.keys() - run.lost()), 'worker')}"
     elapsed = run.elapsed_s()
     return ", ".join([*parts, *([] if elapsed is None else [f"running for {spell_clock(elapsed)}"])])
 
@@ -106,6 +106,9 @@ def events(run: WatchedRun) -> Iterator[str]:
             told = f"launch {number}: {counted(world_size, 'worker')} from step {first}{again}"
             found.append((run.began_s[number], told))
     for number in run.lost():
+        if died := run.died_in(number):
+            found.append((died[1], f"rank {number} died in step {died[0]}"))
+            continue
         rank = run.ranks[number]
         last = f"the last step it has written is {rank.step}" if rank.step else "it has written no step"
         found.append((max(rank.opened_s, rank.ended_s), f"rank {number} is gone; {last}"))
