@@ -104,21 +104,25 @@ def _follow(found: "list[WatchedRun]", every: float) -> None:
 
     from unisono.report.watch.screen import draw
 
+    def are_over() -> bool:
+        return all(run.state in {"finished", "stopped", "ended"} for run in found)
+
     console = Console(highlight=False)
-    with contextlib.suppress(KeyboardInterrupt), _keys() as keys:
-        told = "q ends this view, the run goes on" if keys is not None else ""
-        with Live(console=console, auto_refresh=False, transient=False) as live:
-            while True:
-                is_over = all(run.state in {"finished", "stopped", "ended"} for run in found)
-                height = console.height - 1
-                live.update(draw(found, console.width, height, "" if is_over else told), refresh=True)
-                if is_over:
-                    return
+    if not are_over():
+        # A screen of its own is drawn over, not erased: it does not flicker, and may change its size.
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            _keys() as keys,
+            Live(console=console, auto_refresh=False, screen=True) as live,
+        ):
+            told = "q ends this view, the run goes on" if keys is not None else ""
+            while not are_over():
+                live.update(draw(found, console.width, console.height, told), refresh=True)
                 if _wait(keys, every):
-                    live.update(draw(found, console.width, height), refresh=True)
-                    return
+                    break
                 for run in found:
                     run.poll()
+    console.print(draw(found, console.width))
 
 
 @contextlib.contextmanager

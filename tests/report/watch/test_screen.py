@@ -54,17 +54,22 @@ def test_a_narrow_screen_breaks_nothing(tmp_path):
     assert not [line for line in lines if "…" in line]
 
 
-@pytest.mark.parametrize("height", [10, 14, 18, 22, 30, 60])
+@pytest.mark.parametrize("height", [5, 8, 10, 12, 14, 18, 22, 30, 60])
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_the_screen_is_no_higher_than_the_terminal(width, height, tmp_path):
-    """What there are no lines for is left out: curve, ranks and scores before the last event; the keys are told."""
-    path = make_run(tmp_path / "run", workers=8, result=False, launches=((1, 40), (31, 60)))
+    """What there are no lines for is left out: curve, ranks and scores before the last event; the keys are told.
+
+    How it does, how far it is, its values and what holds it up stand first.
+    """
+    path = make_run(tmp_path / "run", workers=8, result=False, other=90, launches=((1, 40), (31, 60)))
     text = shown([WatchedRun(path)], width, height, "q ends it")
     lines = text.splitlines()
-    if (width, height) != (40, 10):  # there even the least takes more
-        assert len(lines) <= height
+    assert len(lines) <= height
     assert lines[-1].endswith("q ends it ─╯")
-    assert "launch 2: 8 workers from step" in " ".join(text.replace("│", " ").split())
+    words = " ".join(text.replace("│", " ").split())
+    assert "no step for long" in words and ("step 60" in words or (width, height) == (40, 5))
+    assert height < 12 or ("loss 0.0333" in words and "of the time is outside of steps" in words)
+    assert "launch 2: 8 workers from step" in words or height < (22 if width == 40 else 18)
     assert "scores: last" in text or height < 30
     assert "scores: last" not in text or height > 10
 
@@ -80,7 +85,9 @@ def test_several_runs_stand_side_by_side(tmp_path):
     assert shown(runs, 40).splitlines()[0].split() == ["run", "state", "step", "loss"]
     *_, last = alone = shown(runs, 100, 12, "q ends it").splitlines()
     assert len(alone) == 4
-    assert last == "unisono watch RUN shows one run by itself · q ends it"
+    assert last == "unisono watch RUN shows one alone · q ends it"
+    *_, last = few = shown([*runs, WatchedRun(make_run(tmp_path / "third"))], 40, 4).splitlines()
+    assert (len(few), last) == (4, "and 1 more run")
 
 
 def test_what_holds_it_up(tmp_path):
