@@ -83,6 +83,7 @@ def test_json_is_one_object_on_standard_output(reference):
     out, (code, printed, told) = reference
     assert code == 0, told
     assert printed.count("\n") == 1
+    assert json.loads((out / "command.json").read_text())["command"].startswith("unisono train digits ")
     result = json.loads(printed)
     assert set(result) >= KEYS
     assert re.fullmatch("[0-9a-f]{64}", result["fingerprint"])

@@ -5,11 +5,13 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from report.made_runs import make_run
+from report.watch.test_state import holder
 from unisono.report.watch.screen import curve, draw
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import events, held_up, verdict
@@ -210,6 +212,34 @@ def test_what_a_finished_run_says(tmp_path):
     assert f"fingerprint {'0' * 16}..." in text
     assert f"next: unisono report {tmp_path / 'run'}" in text
     assert "next:" not in shown([WatchedRun(make_run(tmp_path / "other", result=False))], 200)
+
+
+def test_what_a_stopped_run_says(tmp_path):
+    """After which step, that it is saved, and the command that goes on, as it was typed."""
+    path = make_run(tmp_path / "run", last_step=120)
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(result | {"finished": False}))
+    told = {"command": f"unisono run -n 3 train.py --out {path}", "directory": str(Path.cwd())}
+    (path / "command.json").write_text(json.dumps(told))
+    text = " ".join(shown([WatchedRun(path)], 200).split())
+    assert "run stopped" in text
+    assert "saved after step 60 of 120, the same command goes on; loss from 0.5858 to 0.03613" in text
+    text = text.replace(" │ │ ", " ")
+    assert f"next: {told['command']} took" in text and f"its curves: unisono report {path} " in text
+
+
+def test_a_run_whose_program_goes_on(tmp_path):
+    """Its last step is done: it is ending, and finished once it has its result, whatever its process does then."""
+    path = make_run(tmp_path / "run", last_step=60)
+    (path / "run.lock").write_text(holder(os.getpid()))
+    assert (WatchedRun(path).state, verdict(WatchedRun(path))[0]) == ("finished", "loss from 0.5858 to 0.03613")
+    (path / "result.json").unlink()
+    assert verdict(WatchedRun(path)) == (
+        "all 60 steps are done, it is ending: loss from 0.5858 to 0.03613", "bold cyan"
+    )  # fmt: skip
+    more = make_run(tmp_path / "more", last_step=120)  # the result is that of the launch before
+    (more / "run.lock").write_text(holder(os.getpid()))
+    assert WatchedRun(more).state == "training"
 
 
 def test_what_a_killed_run_says(tmp_path):

@@ -162,7 +162,8 @@ class WatchedRun:
     def state(self) -> str:
         """``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``."""
         lives = is_held(self.path)
-        if self.result and not lives:
+        is_done = self.num_steps is not None and self.step >= self.num_steps == self.result.get("steps")
+        if self.result and (not lives or is_done):  # the program may do something else when its run is finished
             return "finished" if self.result.get("finished", True) else "stopped"
         if lives:
             return "training" if self.step else "starting"

@@ -28,12 +28,17 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
         return f"{told}; {loss}: it diverges" if diverges(run.losses) else told, "bold red"
     if diverges(run.losses):
         return f"the loss diverges: {loss}. Lower the learning rate, or set clip_norm", "bold red"
-    if state in {"finished", "stopped"}:
+    if state == "stopped":
+        of = f" of {run.num_steps:,}" if run.num_steps else ""
+        return f"saved after step {run.step:,}{of}, the same command goes on; {loss}", "bold yellow"
+    if state == "finished":
         return loss, "bold green"
     if state == "silent":
         return "no step for long: it waits, or was killed on another machine", "bold red"
     if state == "starting":
         return "no step yet", "bold cyan"
+    if run.num_steps and run.step >= run.num_steps:
+        return f"all {counted(run.num_steps, 'step')} are done, it is ending: {loss}", "bold cyan"
     trend, slow = trend_of(run.losses), run.slowest()
     parts = ["on track" if eta_s is None else f"on track: {spell_clock(eta_s)} left"]
     parts += [f"loss {trend}"] if trend else []
@@ -73,9 +78,10 @@ def values(run: WatchedRun) -> list[str]:
 
 def ended(run: WatchedRun) -> Iterator[str]:
     """Yield what a run that has ended leaves, and what to do next; nothing of one that trains."""
-    if run.state == "ended" and (command := of_a_run(run.path)):
+    state = run.state
+    if state in {"ended", "stopped"} and (command := of_a_run(run.path)):
         yield f"next: {plain(command)}"
-    if run.state not in {"finished", "stopped"}:
+    if state not in {"finished", "stopped"}:
         return
     if isinstance(why := run.result.get("stopped_by"), str):
         yield f"stopped by its program: {why}"
@@ -83,7 +89,8 @@ def ended(run: WatchedRun) -> Iterator[str]:
         yield f"took {spell_seconds(seconds)} (last launch)"
     if isinstance(fingerprint := run.result.get("fingerprint"), str):
         yield f"fingerprint {fingerprint[:16]}..."
-    yield f"next: {shlex.join(['unisono', 'report', plain(str(run.path))])}"
+    shown = shlex.join(["unisono", "report", plain(str(run.path))])
+    yield f"next: {shown}" if state == "finished" else f"its curves: {shown}"
 
 
 def held_up(run: WatchedRun) -> Iterator[str]:
