@@ -34,6 +34,18 @@ def test_a_curve():
     assert curve(spiked, 18, 1)[0].startswith("     10.9")  # of ten steps one column: its mean
 
 
+def test_a_noisy_curve():
+    """Smooth, with single points pale above it; on a logarithmic scale where it spans more than a decade."""
+    noisy = [(step, 20.0 if step < 200 else 1.0 if step % 8 else 2.5) for step in range(400)]
+    lines = curve(noisy, 50, 8)
+    assert lines[0].startswith("       20 ███")
+    assert "░" not in lines[-1] and "░░░" in lines[-2]
+    assert float(lines[-1].split()[0]) == pytest.approx(1.19, abs=0.1)  # the mean
+    halves = {scale: curve([(1, scale), (2, scale / 3), (3, 1.0)], 13, 8) for scale in (9.0, 27.0)}
+    heights = {scale: sum(line[12:13] != " " for line in lines) for scale, lines in halves.items()}
+    assert heights == {9.0: 3, 27.0: 6}  # (3 - 1) / (9 - 1), and log 9 / log 27
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 160, 200])
 def test_the_screen_has_room(width, tmp_path):
     """No line is longer than the terminal, and what matters is on it."""
@@ -160,8 +172,11 @@ def test_the_first_line_says_how_it_does(tmp_path, monkeypatch):
 
 
 def test_the_loss_is_shown_once(tmp_path):
-    """A `Trainer` logs the loss that the ledger has for every step."""
+    """In figures once, as a curve once; a `Trainer` logs the loss that the ledger has for every step."""
     path = make_run(tmp_path / "run")
+    text = shown([WatchedRun(path)], 80)
+    assert (text.count("loss from 0.5858 to 0.03613"), text.count("loss 0."), text.count("loss, steps")) == (1, 0, 1)
+    (path / "result.json").unlink()
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 60, "epoch": 1, "values": {"train/loss": 0.4567, "lr": 0.25}}\n')
     text = shown([WatchedRun(path)], 80)
@@ -235,7 +250,7 @@ def test_a_run_whose_program_goes_on(tmp_path):
     assert (WatchedRun(path).state, verdict(WatchedRun(path))[0]) == ("finished", "loss from 0.5858 to 0.03613")
     (path / "result.json").unlink()
     assert verdict(WatchedRun(path)) == (
-        "all 60 steps are done, it is ending: loss from 0.5858 to 0.03613", "bold cyan"
+        "all 60 steps are done, it is ending", "bold cyan"
     )  # fmt: skip
     more = make_run(tmp_path / "more", last_step=120)  # the result is that of the launch before
     (more / "run.lock").write_text(holder(os.getpid()))

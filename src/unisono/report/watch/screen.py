@@ -4,10 +4,12 @@ import io
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from unisono.report.charts import mean_of
+from unisono.report.content import log_ends
 from unisono.report.watch.ranks import RankState
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import ended, events, held_up, progress, room, setup, spell_clock, spelt, values, verdict
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_PALE = "░"
 _COLOURS = {
     "data": "yellow", "forward": "cyan", "backward": "blue", "reduce": "magenta", "update": "green",
     "checkpoint": "red", "evaluate": "white", "other": "bright_black",
@@ -35,33 +38,48 @@ _LEAST_CURVE = 8
 
 
 def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
-    """Return a curve as lines of text, the newest point at the right; on a logarithmic scale where all are above zero.
+    """Return a smooth curve as lines of text, the newest point at the right; logarithmic as `log_ends` says.
 
     Where there are more points than columns, a column shows the mean of its stretch; where there are fewer, each point
-    takes several columns.
+    takes several columns. Above it single points are pale: the highest of each column, as far as the scale reaches.
 
     Args:
         points: (x, y); what is not finite is left out.
         width: Columns, of which ten are for the numbers at the left.
         height: Lines.
     """
-    columns = max(8, width - 10)
-    values = _spread([y for _, y in points if math.isfinite(y)], columns)
+    values = _columns(points, width)
     if not values:
         return []
-    eighths = _eighths(values, height, is_log=min(values) > 0)
+    low, high = min(values), max(values)
+    single = _spread([y for _, y in points if math.isfinite(y)], len(values), max)
+    eighths = _eighths([*values, *(min(high, max(low, value)) for value in single)], height, is_log=_is_log(values))
     lines = []
     for row in reversed(range(height)):
-        label = max(values) if row == height - 1 else min(values) if row == 0 else None
-        cells = "".join(_EIGHTHS[max(0, min(8, eighth - 8 * row))] for eighth in eighths)
+        label = high if row == height - 1 else low if row == 0 else None
+        cells = "".join(
+            _PALE if mine <= 8 * row < 8 * row + 4 < top else _EIGHTHS[max(0, min(8, mine - 8 * row))]
+            for mine, top in zip(eighths[: len(values)], eighths[len(values) :], strict=True)
+        )
         lines.append(f"{'' if label is None else f'{label:.4g}':>9} {cells}")
     return lines
 
 
-def _spread(values: Sequence[float], columns: int) -> list[float]:
-    """Return one value for each column, the mean of its stretch; nothing of nothing."""
+def _columns(points: Sequence[tuple[float, float]], width: int) -> list[float]:
+    """Return what each column of a curve shows."""
+    return _spread([y for _, y in mean_of(points)[0]], max(8, width - 10))
+
+
+def _is_log(values: Sequence[float]) -> bool:
+    return log_ends([(0.0, value) for value in values]) is not None
+
+
+def _spread(
+    values: Sequence[float], columns: int, of: Callable[[Sequence[float]], float] = statistics.fmean
+) -> list[float]:
+    """Return one value for each column, the mean of its stretch, or what `of` says; nothing of nothing."""
     ends = [n * len(values) // columns for n in range(columns + 1 if values else 0)]
-    return [statistics.fmean(values[first : max(last, first + 1)]) for first, last in itertools.pairwise(ends)]
+    return [of(values[first : max(last, first + 1)]) for first, last in itertools.pairwise(ends)]
 
 
 def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> list[int]:
@@ -186,9 +204,12 @@ def _loss(run: WatchedRun, width: int, height: int) -> "Iterator[Text]":
     from rich.text import Text
 
     if run.losses and height:
-        scale = ", log scale" if min(loss for _, loss in run.losses) > 0 else ""
-        yield Text(f"loss, steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}{scale}", style="dim")
-        yield from map(Text, curve(run.losses, width, height))
+        lines = curve(run.losses, width, height)
+        notes = [f"steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}"]
+        notes += ["log scale"] if _is_log(_columns(run.losses, width)) else []
+        notes += [f"{_PALE} single steps"] if any(_PALE in line for line in lines) else []
+        yield Text(f"loss, {', '.join(notes)}", style="dim")
+        yield from map(Text, lines)
 
 
 def _beside(left: "Iterable[RenderableType]", right: "Iterable[RenderableType]", width: int) -> "Table":

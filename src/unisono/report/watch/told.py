@@ -38,7 +38,7 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
     if state == "starting":
         return "no step yet", "bold cyan"
     if run.num_steps and run.step >= run.num_steps:
-        return f"all {counted(run.num_steps, 'step')} are done, it is ending: {loss}", "bold cyan"
+        return f"all {counted(run.num_steps, 'step')} are done, it is ending", "bold cyan"
     trend, slow = trend_of(run.losses), run.slowest()
     parts = ["on track" if eta_s is None else f"on track: {spell_clock(eta_s)} left"]
     parts += [f"loss {trend}"] if trend else []
@@ -69,8 +69,12 @@ def progress(run: WatchedRun) -> Iterator[str]:
 
 
 def values(run: WatchedRun) -> list[str]:
-    """Return the last values, each with its name; the only learning rate is called ``lr``."""
-    found = ({"loss": run.losses[-1][1]} if run.losses else {}) | run.metrics
+    """Return the last values, each with its name; the only learning rate is called ``lr``.
+
+    The loss is not among them where `verdict` tells it.
+    """
+    is_told = run.state in {"finished", "stopped"} or diverges(run.losses)
+    found = ({"loss": run.losses[-1][1]} if run.losses and not is_told else {}) | run.metrics
     if "lr/1" not in found:
         found = {"lr" if key == "lr/0" else key: value for key, value in found.items()}
     return [f"{key} {spelt(value)}" for key, value in found.items()]
