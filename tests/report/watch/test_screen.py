@@ -42,7 +42,7 @@ def test_a_noisy_curve():
     assert "░" not in lines[-1] and "░░░" in lines[-2]
     assert float(lines[-1].split()[0]) == pytest.approx(1.19, abs=0.1)  # the mean
     halves = {scale: curve([(1, scale), (2, scale / 3), (3, 1.0)], 13, 8) for scale in (9.0, 27.0)}
-    heights = {scale: sum(line[12:13] != " " for line in lines) for scale, lines in halves.items()}
+    heights = {scale: sum(line[14] != " " for line in lines) for scale, lines in halves.items()}
     assert heights == {9.0: 3, 27.0: 6}  # (3 - 1) / (9 - 1), and log 9 / log 27
 
 
