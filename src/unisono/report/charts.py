@@ -49,6 +49,7 @@ class Span:
     ended: float  #: Not before `began`.
     kind: str  #: Names its colour in the legend.
     text: str  #: Shown on hover.
+    label: str = ""  #: On it, where it is wide enough.
 
 
 def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
@@ -123,6 +124,8 @@ def line_chart(
         out.line([(_LEFT, y), (WIDTH - _RIGHT - beside, y)], "grid")
         out.text(_LEFT - 6, y + 4, spell_y(mark), at="end")
     wanted = xs if ticks_at_points else (log_x and _log_ticks(xs[0], xs[-1])) or ticks(xs[0], xs[-1], 6)
+    if all(x == round(x) for x in xs):  # steps: there is none between two
+        wanted = [mark for mark in wanted if mark == round(mark)]
     for x in _spread(wanted if log_x else [xs[0], *wanted], xs, scale_x, spell_x):
         kind = "alarm" if x in alarms else "tick"
         out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
@@ -252,10 +255,7 @@ def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell, le
 
 
 def span_chart(label: str, spans: Sequence[Span], *, spell: Spell, colours: Mapping[str, str] | None = None) -> Drawing:
-    """Return rows of spans over one axis of time.
-
-    `colours`, by kind (others: grey), replace the legend: a span that is wide enough has its kind on it.
-    """
+    """Return rows of spans over one axis of time; `colours`, by kind (others: grey), replace the legend."""
     rows = list(dict.fromkeys(span.row for span in spans))
     kinds = list(dict.fromkeys(span.kind for span in spans))
     low, high = min(span.began for span in spans), max(span.ended for span in spans)
@@ -271,8 +271,8 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell, colours: Mapp
         width = max(2.0, scale(span.ended) - start)
         kind = f"c{kinds.index(span.kind) % 8}" if colours is None else colours.get(span.kind, "plain")
         out.box(start, y, width, _BAR - 6, f"fill {kind}", span.text)
-        if colours is not None and span.kind != span.row and _ON_A_PHONE * width_of(span.kind) + 8 < width:
-            out.text(start + width / 2, y + 15, span.kind, "name" if kind == "plain" else "on", at="middle")
+        if span.label and _ON_A_PHONE * width_of(span.label) + 8 < width:
+            out.text(start + width / 2, y + 15, span.label, "name" if kind == "plain" else "on", at="middle")
     return out
 
 
