@@ -111,6 +111,14 @@ def test_spans_with_colours_of_their_own_say_what_they_are():
     assert shown == ["wide"]
 
 
+def test_names_at_the_ends_do_not_lie_on_lines():
+    """One that ends a little before the others has its name beside theirs; one that ends early has it at its end."""
+    ends = {"last": 40, "near": 36, "early": 10}
+    tree = parsed(drawn(*(Series(name=name, points=[(1, 1.0), (x, 2.0 + x)]) for name, x in ends.items())))
+    places = {node.text: float(node.get("x")) for node in tree.iter("text") if "end" in (node.get("class") or "")}
+    assert places["last"] == places["near"] > places["early"] + 100
+
+
 def test_no_tick_stands_between_two_steps():
     """Three steps have three ticks; what is measured has others, too."""
     ticks_of = {}

@@ -167,6 +167,21 @@ def test_runs_are_compared(tmp_path):
     assert re.search(r"samples a second in the median step", text)
 
 
+def test_several_runs_in_words(tmp_path):
+    """One that ends sooner does not differ; a setting explains a difference; a title has room for four names."""
+    base = make_run(tmp_path / "a")
+    short = make_run(tmp_path / "b", steps=20, launches=((1, 20),), result=False)
+    other = make_run(tmp_path / "c", seed=10**9)
+    write(short / "result.json", {"finished": False, "fingerprint": "ab" * 32, "steps": 20})
+    title, (section, *_) = sections_of([base, short, other, *(make_run(tmp_path / name) for name in "de")])
+    told = [remark.text for remark in section.findings]
+    assert f"b and a are equal as far as both go: {short} ends after step 20; all steps up to there are equal." in told
+    assert "c and a differ from step 1 on: seed: 0 -> 1000000000" in told
+    assert "(c): the mean loss" in section.charts[0].finding and "to 1e+09 (c)" in section.charts[0].finding
+    assert [row[-1] for row in section.tables[0].rows][:2] == ["0" * 16, "not finished"]
+    assert title == "Report: a, b, c, and 2 more"
+
+
 def test_other_data_is_said(tmp_path):
     """Runs on unlike data are drawn all the same, with a sentence; of equal data there is none."""
     run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")

@@ -1,7 +1,4 @@
-"""Charts: lines with error bars, stacked bars, spans of time (pure; plain values in, drawings out).
-
-A point shows its value when the pointer is on it or it is tapped; every chart on a page has its values as a table too.
-"""
+"""Charts: lines with error bars, bars, spans of time (pure; plain values in, drawings out); a point shows its value."""
 
 import itertools
 import math
@@ -17,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 118, 18
 SMOOTH = 9  # points of a running median
 _MOST_STRETCHES = 40
-_MOST_ENDS, _WIDEST_END, _APART = 5, 170, 15  # names beside the ends of lines, instead of a legend
+_MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 15, 60  # names beside the ends of lines, instead of a legend
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
 Spell = Callable[[float], str]
@@ -146,19 +143,17 @@ def _beside(lines: Sequence[Series]) -> float:
 
 
 def _ends(out: Drawing, lines: Sequence[tuple[int, Series]], scale_x: Scale, scale_y: Scale) -> None:
-    """Write each line's name beside its last point, in its colour; names that would touch are moved apart."""
-    ends = sorted((scale_y(line.points[-1][1]), scale_x(line.points[-1][0]), number, line) for number, line in lines)
+    """Write each line's name beside its last point, or the last of all where that is near; names are moved apart."""
+    last_x = max(scale_x(line.points[-1][0]) for _, line in lines)
+    places = [(scale_y(line.points[-1][1]), scale_x(line.points[-1][0]), number, line) for number, line in lines]
+    ends = sorted((y, last_x if last_x - x < _NEAR else x, number, line) for y, x, number, line in places)
     taken: list[tuple[float, float, float]] = []
     for y, x, number, line in ends:
         left, right = x + 10, x + 10 + _ON_A_PHONE * width_of(line.name)
         at = max([y, *(other + _APART for first, last, other in taken if first < right and left < last)])
         taken.append((left, right, at))
-        out.text(
-            left,
-            at + 4,
-            line.name,
-            "name" if line.is_limit else "tick" if line.is_pale else f"name end {_own(number, line)}",
-        )
+        kind = "name" if line.is_limit else "tick" if line.is_pale else f"name end {_own(number, line)}"
+        out.text(left, at + 4, line.name, kind)
 
 
 def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
@@ -236,9 +231,11 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     return out
 
 
-def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell, less_is_good: bool) -> Drawing:
-    """Return one horizontal bar for each entry, to the left or right of a line at 0: green is better, orange worse."""
-    out = _rows(label, list(values), [])
+def difference_bars(
+    label: str, values: Mapping[str, float], *, spell: Spell, less_is_good: bool, chosen: str = ""
+) -> Drawing:
+    """Return a bar for each entry, left or right of a line at 0: green is better, orange worse; `chosen` is bold."""
+    out = _rows(label, list(values), [], chosen=chosen)
     longest = max([*map(abs, values.values()), 1e-12])
     reach = (WIDTH - _NAMES - 2 * 74) / 2
     middle = _NAMES + 74 + reach
@@ -276,10 +273,11 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell, colours: Mapp
     return out
 
 
-def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4) -> Drawing:
+def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4, chosen: str = "") -> Drawing:
     out = Drawing(label, 6 + _BAR * len(names) + axis)
     for row, name in enumerate(names):
-        out.text(_NAMES - 8, row * _BAR + 21, cut(name, _NAMES - 10), at="end")
+        kind, y = "name" if name == chosen else "tick", row * _BAR + 21
+        out.text(_NAMES - 8, y, cut(name, _NAMES - 10), kind, at="end", bold=name == chosen)
     _legend(out, [(kind, f"fill c{number % 8}") for number, kind in enumerate(kinds)])
     return out
 

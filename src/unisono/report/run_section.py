@@ -70,7 +70,7 @@ def compare_section(runs: Sequence[RunView]) -> Section:
             name, _strategy(run), run.worlds(), spell_count(len(run.ledger)),
             _seconds(_trained_s(result)), _number(result.get("samples_per_s")),
             *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
-            str(result.get("fingerprint", "not finished"))[:16],
+            str(result["fingerprint"])[:16] if result.get("finished") and "fingerprint" in result else "not finished",
         ])  # fmt: skip
     for run, name in zip(runs[1:], names[1:], strict=True):
         found = compare_runs(runs[0].path, run.path)
@@ -78,9 +78,11 @@ def compare_section(runs: Sequence[RunView]) -> Section:
             findings.append(Remark(text=f"{name} and {names[0]} cannot be compared: {'; '.join(found.damage)}."))
         elif found.equal:
             findings.append(Remark(text=f"{name} and {names[0]} are equal, bit for bit.", tone="good"))
+        elif found.first == "length":
+            findings.append(Remark(text=f"{name} and {names[0]} are equal as far as both go: {found.notes[0]}."))
         else:
             where = f"from step {found.step} on" if found.step else "in their final weights or settings"
-            causes = f": {found.notes[0]}" if found.notes else f": {found.score[0]}" if found.score else ""
+            causes = "".join(f": {why}" for why in [*found.score, *found.notes][:1])  # a setting explains a loss
             findings.append(Remark(text=f"{name} and {names[0]} differ {where}{causes}"))
     head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
     table = Table(title="The runs side by side", head=head, rows=rows,
@@ -131,8 +133,8 @@ def _extremes(names: Sequence[str], values: Sequence[float | None], what: str) -
         return ""
     (low, first), (high, last) = min(found), max(found)
     if low == high:
-        return f"The same in all runs: {spell_count(low)}, the {what}."
-    return f"From {spell_count(low)} ({first}) to {spell_count(high)} ({last}): the {what}."
+        return f"The same in all runs: {_value(low)}, the {what}."
+    return f"From {_value(low)} ({first}) to {_value(high)} ({last}): the {what}."
 
 
 def _overview(run: RunView) -> Table:
