@@ -59,7 +59,7 @@ def stragglers(run: RunView) -> Iterator[Table]:
         for rank in sorted(mine, key=lambda rank: -statistics.median(own[rank]))[:_MOST_RANKS]
     ]  # fmt: skip
     yield Table(
-        title="Stragglers: own work of a step (data, forward, backward), then exchange and waiting",
+        title="Stragglers: own work of a step for one replica (data, forward, backward), then exchange and waiting",
         head=["rank", "median", "longest", "slowest in", "then waits"], rows=rows,
         numeric=frozenset({1, 2, 3, 4}),
     )  # fmt: skip

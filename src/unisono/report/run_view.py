@@ -16,7 +16,7 @@ from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import seconds_within, speed_of
+from unisono.observe.speed import OWN, seconds_within, speed_of
 from unisono.scaling.study import STEP_PHASES
 from unisono.system.processes import boot_id, look_at
 from unisono.system.words import counted
@@ -135,8 +135,8 @@ class RunView:
 
 
 def own_seconds(record: StepPhases) -> float:
-    """Return how long a rank worked by itself in a step: data, forward and backward."""
-    return sum(record.ns.get(phase, 0) for phase in ("data", "forward", "backward")) / 1e9
+    """Return how long a rank worked by itself in a step, for one replica where it is known how many it has computed."""
+    return sum(record.ns.get(phase, 0) for phase in OWN) / 1e9 / max(1, record.replicas)
 
 
 def by_rank(steps: Sequence[list[StepPhases]]) -> dict[int, dict[str, float]]:
