@@ -43,6 +43,13 @@ def test_a_folder_of_runs(tmp_path):
     assert [line.split()[:2] for line in result.stdout.splitlines()[1:3]] == [["a", "finished"], ["b", "finished"]]
 
 
+def test_the_page_of_a_run_in_either_order(tmp_path):
+    """What follows ``--web`` is its port where it is a number, and else a run."""
+    for typed, port in (("--web run", 0), ("run --web", 0), ("--web 8080 run", 8080), ("run --web=8080", 8080)):
+        with watch.make_context("watch", typed.split()) as context:
+            assert (context.params["runs"], context.params["web"]) == (("run",), port), typed
+
+
 def test_wrong_words(tmp_path):
     """No run, no such port, no time between looks: one line and code 2."""
     path, empty = str(make_run(tmp_path / "run")), tmp_path / "empty"

@@ -1,6 +1,7 @@
 """``unisono watch``: follow runs in the terminal, or as a page."""
 
 import contextlib
+import itertools
 import os
 import secrets
 import select
@@ -29,7 +30,17 @@ _LOOK_S = 0.2
 _EARLY = {"run.toml", "program.json"}
 
 
-@click.command(short_help="Follow runs while they train.")
+class _Watch(click.Command):
+    """``--web RUN`` has no port: what follows it is a run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give ``--web`` its value where no number follows."""
+        pairs = itertools.pairwise([*args, ""])
+        given = [f"--web={_ANY_PORT}" if arg == "--web" and not after.isdigit() else arg for arg, after in pairs]
+        return super().parse_args(ctx, given)
+
+
+@click.command(cls=_Watch, short_help="Follow runs while they train.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
 @click.option("--once", is_flag=True, help="Show what there is now, and end; usual where no terminal is.")
 @single("every", "Seconds between two looks.", of=INTERVAL, default=1.0, word="S")
