@@ -97,7 +97,8 @@ INK, FAINT, ALARM = "#222222", "#6b6b6b", "#b00020"
 def medians(records: quoted.Records) -> list[str]:
     """Return what all records say of the two times that one run shows."""
     late, joined = (sentence.format(*values) for _, sentence, values in quoted.live_medians(records))
-    return [late, "Worker 3 is a copy of a process that has loaded torch. A worker that loads", joined]
+    record = "Grey, record: a step's line is written, and whoever joins is waited for."
+    return [late, "Worker 3 is a copy of a process that has loaded torch. A worker that loads", joined, record]
 
 
 def text(x: float, y: float, words: str, *, size: int = 14, fill: str = INK, at: str = "start", more: str = "") -> str:

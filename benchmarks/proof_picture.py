@@ -73,10 +73,8 @@ def text(
 
 def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[int, int | None]]) -> list[str]:
     """Return a lane for each exact run: who computed which steps, and the fingerprint at its end."""
-    parts = [text(20, 34, f"{len(names)} runs, one result", size=17, more=' font-weight="600"')]
-    parts.append(
-        text(RIGHT, 34, f"{steps} steps each; below: SHA-256 of the weights", size=13, fill=FAINT, anchor="end")
-    )
+    parts = [text(20, 34, f"{len(names)} runs end with one result", size=17, more=' font-weight="600"')]
+    parts.append(text(RIGHT, 34, f"{steps} steps; SHA-256 of the weights", size=13, fill=FAINT, anchor="end"))
     scale = (RIGHT - LEFT) / steps
     for row, name in enumerate(names):
         y = TOP + LANE * row
@@ -132,14 +130,31 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     whole = losses(folder / "exact-1")
     for name in names:
         assert losses(folder / name) == whole, f"{name} has other losses"
-    parts.append(
-        f'<line x1="{LEFT}" y1="{bottom + 22}" x2="{RIGHT}" y2="{bottom + 22}" stroke="{BLUES[3]}" stroke-width="4"/>'
-    )
-    parts.append(text(LEFT - 10, bottom + 27, "0", size=13, fill=FAINT, anchor="end"))
-    parts.append(text((LEFT + RIGHT) / 2, bottom + 47, "unisono, all five", size=14, fill=BLUES[3], anchor="middle"))
-    parts.append(text(LEFT, bottom + 47, "first step", size=13, fill=FAINT))
-    parts.append(text(RIGHT, bottom + 47, f"step {steps}", size=13, fill=FAINT, anchor="end"))
+    zero = bottom + 22
+    parts.append(f'<line x1="{LEFT}" y1="{zero}" x2="{RIGHT}" y2="{zero}" stroke="{BLUES[3]}" stroke-width="3"/>')
+    parts.append(text(LEFT - 10, zero + 5, "0", size=13, fill=FAINT, anchor="end"))
+    parts.append(text(LEFT, zero + 22, "first step", size=13, fill=FAINT))
+    parts.append(text(RIGHT, zero + 22, f"step {steps}", size=13, fill=FAINT, anchor="end"))
+    parts.append(text(20, zero + 46, "unisono, on the line at 0 in every step:", size=14, fill=BLUES[4]))
+    for row, name in enumerate(names):  # a mark of each on the line in turn, which all of them would cover
+        count = name.rpartition("-")[2]
+        is_killed = name == "killed"
+        x = 20 + 100 * row + (8 if row else 0)
+        parts += [_mark(x + 6, zero + 62, row, is_killed=is_killed)]
+        words = "killed twice" if is_killed else f"{count} worker{'s' if count != '1' else ''}"
+        parts.append(text(x + 18, zero + 67, words, size=13))
+        parts += [
+            _mark(LEFT + (at + 0.5) * (RIGHT - LEFT) / 20, zero, row, is_killed=is_killed)
+            for at in range(row, 20, len(names))
+        ]
     return parts
+
+
+def _mark(x: float, y: float, row: int, *, is_killed: bool) -> str:
+    """Return a run's mark: a dot in the colour of its lane, or a cross."""
+    if is_killed:
+        return f'<path d="M{x - 5:.1f} {y - 5}l10 10m0 -10l-10 10" stroke="{ALARM}" stroke-width="3"/>'
+    return f'<circle cx="{x:.1f}" cy="{y}" r="6" fill="{BLUES[row + 1]}" stroke="white"/>'
 
 
 def main() -> int:
@@ -176,7 +191,7 @@ def main() -> int:
             shutil.rmtree(folder)
         return 0
     steps = len(losses(folder / "exact-1"))
-    height = TOP + LANE * len(names) + 36 + 256 + 64
+    height = TOP + LANE * len(names) + 36 + 256 + 108
     label = "Five runs of one job with one fingerprint, and how far the losses of plain DDP drift apart"
     picture = "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

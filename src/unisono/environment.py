@@ -16,6 +16,9 @@ CPU_LEVELS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX
 ``MKL_ENABLE_INSTRUCTIONS`` is not among them: on CPUs of AMD it changes nothing.
 """
 
+COMMAND = "UNISONO_COMMAND"
+"""By which the command line tells its workers the command that has started them, and goes on with their run."""
+
 
 def integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     """Return a variable that is a whole number; `WorldError` where it is none, or is missing without a default."""
@@ -43,6 +46,11 @@ def numeric_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
         r"|TORCHINDUCTOR_(MAX_AUTOTUNE\w*|FREEZING|USE_FAST_MATH|EMULATE_PRECISION_CASTS|CPP_\w+))"
     )
     return {name: source[name] for name in sorted(source) if names.fullmatch(name)}
+
+
+def told_command(environ: Mapping[str, str] | None = None) -> str:
+    """Return the command by which our launcher was started; empty where it does not tell, or there is none."""
+    return (os.environ if environ is None else environ).get(COMMAND, "")
 
 
 def pin_workspace() -> None:

@@ -280,8 +280,6 @@ def test_python_m_unisono_is_unisono():
         ("run trian.py", "Hint: did you mean 'train.py'?"),
         ("run all.sh", "got a shell script. Hint: give the path of the Python script that it starts."),
         ("run --live train.py", "Hint: --live auto train.py."),
-        ("watch runs", "a directory without such a file. Hint: one of its runs: runs/a."),
-        ("report runs", "Hint: one of its runs: runs/a."),
     ],
 )
 def test_slips_of_the_first_hour_are_answered_with_what_to_type(typed, said, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,8 @@
 """``unisono report``: pages and time lines of what is there; exit code 2 and no file for what is not."""
 
+import os
+import re
+
 from click.testing import CliRunner
 
 from report.made_runs import make_run, write_study
@@ -23,6 +26,19 @@ def test_a_page_is_written(tmp_path):
     assert "Run run" in page
     assert "Strong scaling, exact: " in page
     assert "KB" in done.stderr
+
+
+def test_a_folder_of_runs(tmp_path):
+    """Its runs are compared, the 8 newest of more; what lies deeper is left alone."""
+    for number in range(9):
+        path = make_run(tmp_path / "runs" / f"run-{number}", steps=5, launches=((1, 5),))
+        os.utime(path / "score.json", (1e9 - number, 1e9 - number))
+    make_run(tmp_path / "runs" / "run-0" / "deeper", steps=5, launches=((1, 5),))
+    done = asked(tmp_path / "runs", "-o", tmp_path / "r.html")
+    assert done.exit_code == 0, done.output
+    assert f"{tmp_path / 'runs'} holds 9 runs, of which the 8 newest are shown\n" in done.stderr
+    page = (tmp_path / "r.html").read_text()
+    assert re.findall(r"<h2[^>]*>Run (.*?)</h2>", page) == [f"run-{number}" for number in range(8)]
 
 
 def test_a_timeline_is_written(tmp_path):

@@ -18,6 +18,8 @@ from gpus import forget, pretend_gpus, told
 from unisono.cli.options.job import usual_live
 from unisono.cli.train import train as train_command
 from unisono.data.sets.mnist_files import PINS
+from unisono.report.watch.state import WatchedRun
+from unisono.report.watch.told import events
 from unisono.system.directory import Directory
 from unisono.train.run_directory.lock import RunLock
 
@@ -80,6 +82,7 @@ def test_json_is_one_object_on_standard_output(reference):
     out, (code, printed, told) = reference
     assert code == 0, told
     assert printed.count("\n") == 1
+    assert json.loads((out / "command.json").read_text())["command"].startswith("unisono train digits ")
     result = json.loads(printed)
     assert set(result) >= KEYS
     assert re.fullmatch("[0-9a-f]{64}", result["fingerprint"])
@@ -118,6 +121,9 @@ def test_a_worker_is_killed(rank, strategy, reference, tmp_path):
     result = json.loads((out / "result.json").read_text())
     assert "live recovery is off" not in told
     assert ("1 worker goes on without it." in told, "Restart 1 with 2 workers" in told) == (goes_on, not goes_on)
+    if goes_on:
+        step = re.search(rf"rank {rank} was killed by SIGKILL in step (\d+)", told)[1]
+        assert any(line.endswith(f"rank {rank} died in step {step}") for line in events(WatchedRun(out)))
     assert ("; the other workers cannot go on without it: the strategy is allreduce" in told) == (not goes_on)
     assert (result.get("deaths"), result["totals"]["launches"] > 1) == (1 if goes_on else None, not goes_on)
     assert "[rank 1] epoch" not in told, "who leads writes like a leader"

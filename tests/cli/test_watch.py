@@ -29,11 +29,34 @@ def test_one_look_in_a_pipe(tmp_path):
     assert [run["step"] for run in json.loads(result.output)] == [60, 60]
 
 
+def test_a_folder_of_runs(tmp_path):
+    """All runs in it are shown side by side, no deeper one, and how many there are is said."""
+    for name in ("b", "a", "b/deeper", "deep/er/run"):
+        make_run(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "notes.txt").touch()
+    result = CliRunner().invoke(watch, [str(tmp_path / "runs"), str(make_run(tmp_path / "c")), "--json"])
+    assert [run["run"] for run in json.loads(result.stdout)] == [
+        str(tmp_path / name) for name in ("runs/a", "runs/b", "c")
+    ]
+    assert result.stderr == f"{tmp_path / 'runs'} holds 2 runs\n"
+    result = CliRunner().invoke(watch, [str(tmp_path / "runs")])
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:3]] == [["a", "finished"], ["b", "finished"]]
+
+
+def test_the_page_of_a_run_in_either_order(tmp_path):
+    """What follows ``--web`` is its port where it is a number, and else a run."""
+    for typed, port in (("--web run", 0), ("run --web", 0), ("--web 8080 run", 8080), ("run --web=8080", 8080)):
+        with watch.make_context("watch", typed.split()) as context:
+            assert (context.params["runs"], context.params["web"]) == (("run",), port), typed
+
+
 def test_wrong_words(tmp_path):
     """No run, no such port, no time between looks: one line and code 2."""
-    path = str(make_run(tmp_path / "run"))
+    path, empty = str(make_run(tmp_path / "run")), tmp_path / "empty"
+    empty.mkdir()
+    (empty / "note").touch()
     for arguments, told in (
-        ([str(tmp_path)], "expected a run directory"), ([path, "--web", "70000"], "70000"),
+        ([str(empty), "--once"], "expected a run directory"), ([path, "--web", "70000"], "70000"),
         ([path, "--every", "0"], "0"), ([], "RUN"), ([f"{path}-none", "--web", "--once"], "which does not exist"),
     ):  # fmt: skip
         result = CliRunner().invoke(watch, arguments)

@@ -65,6 +65,12 @@ def test_a_directory_of_a_run(folder):
     assert of_a_run(run) == "unisono run /else/train.py"
     (run / "run.toml").touch()
     assert of_a_run(run) == "unisono train --config 'runs/a b' --out 'runs/a b'".replace("runs", str(run.parent))
+    told = {"command": "unisono run -n 2 train.py", "directory": str(folder)}
+    (run / "command.json").write_text(json.dumps(told))
+    assert of_a_run(run) == "unisono run -n 2 train.py"  # what was typed
+    (run / "command.json").write_text(json.dumps(told | {"directory": str(folder.parent)}))
+    assert of_a_run(run) == f"cd {folder.parent} && unisono run -n 2 train.py"
+    (run / "command.json").write_text("{")
     done = CliRunner().invoke(run_verb, ["-n1", "runs/a b"])
     assert "Hint: unisono train --config 'runs/a b' --out 'runs/a b' goes on with it; unisono report" in done.output
     assert instead_of_recipe("runs/a b", ["digits"]) == f"{of_a_run(Path('runs/a b'))} goes on with that run"

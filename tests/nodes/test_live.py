@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from hosts import differs, free_port, gate, result_of
+from unisono.report.watch.state import WatchedRun
+from unisono.report.watch.told import events
 
 LIVE = ("--live", "auto", "--silence", "5", "--heartbeat", "60")  # a loaded machine is not silence
 
@@ -29,6 +31,7 @@ def test_a_worker_of_another_host_dies(hosts, reference):
     assert (result["deaths"], result["world_size"], result["resumed_from_step"]) == (1, 2, 0)
     assert "rank 2 was killed by SIGKILL in step 9; 2 workers go on without it." in first.err
     assert "attempt 1" not in hosts.words()
+    assert any(line.endswith("rank 2 died in step 9") for line in events(WatchedRun(first.folder / "own")))
 
 
 @pytest.mark.slow

@@ -56,7 +56,9 @@ def make_run(
                 spent = dict.fromkeys(PHASES, 0) | usual | {"checkpoint": 30 * MS * (step % 20 == 0)}
                 spent["forward"] *= 2 if rank == slow else 1
                 at = (step - first) * 100 * MS
-                text.append(json.dumps({"step": step, "at_ns": at, "ns": list(spent.values())}))
+                text.append(
+                    json.dumps({"step": step, "at_ns": at, "replicas": 8 // workers, "ns": list(spent.values())})
+                )
         (path / "phases" / f"rank-{rank}.jsonl").write_text("\n".join(text) + "\n")
     if result:
         told = {

@@ -162,8 +162,8 @@ def test_strategies_are_shown_as_differences():
         "samples a second, beside ddp's 1,234", "peak memory of a process, MB, beside ddp's 300",
         "test accuracy, %, beside ddp's 90",
     ]  # fmt: skip
-    assert ">-30<" in section.charts[1].drawing.svg()
-    assert ">+5<" in section.charts[2].drawing.svg()
+    assert ">-10%<" in section.charts[1].drawing.svg()
+    assert ">+5 points<" in section.charts[2].drawing.svg()
     assert all(chart.finding for chart in section.charts)
     assert section.charts[1].finding == "Least: exact (270). Most: ddp (300)."
     for place in (1, 2):  # less memory is better, and so is more accuracy
@@ -171,10 +171,16 @@ def test_strategies_are_shown_as_differences():
         assert 'rect class="fill c5"' not in section.charts[place].drawing.svg()
     worse = strategies_section([found[0], strategy("ps", metrics={"test_accuracy": 0.8})], "digits")
     assert 'rect class="fill c5"' in worse.charts[-1].drawing.svg()
-    assert section.charts[1].values.rows[1] == ["exact", "270", "-30"]
-    assert section.title == "digits: ddp is the fastest, with 1,234 samples a second"
+    assert section.charts[1].values.rows[1] == ["exact", "270", "-10%"]
+    assert section.title == "digits: ddp is the fastest, with 1,234 samples a second; exact has 1,234"
     faster = strategies_section([found[0], strategy("ps_async", samples_per_s=2468)], "digits")
     assert faster.title == "digits: ps_async is the fastest, 2 times as fast as ddp"
+    slower = strategies_section(
+        [*found[:1], strategy("exact", samples_per_s=617.25), strategy("dp", samples_per_s=2469.0)], "d"
+    )
+    assert slower.title == "d: exact is 0.5 times as fast as ddp; dp, the fastest, 2 times"
+    speed = slower.charts[0].drawing.svg()
+    assert 'style="font-weight:600">exact</text>' in speed and ">-50%<" in speed and ">+100%<" in speed
     alone = strategies_section(found[1:], "digits")
     assert "beside" not in "".join(chart.title for chart in alone.charts)
     assert len(alone.charts) == 4

@@ -101,14 +101,31 @@ def test_spans_of_time():
 
 
 def test_spans_with_colours_of_their_own_say_what_they_are():
-    """No legend: a wide span has its kind on it, a narrow one or one called as its row has not."""
+    """No legend: a wide span has its label on it, a narrow one has not."""
     spans = [Span(row="training", began=0.0, ended=5.0, kind="training", text="a"),
-             Span(row="training", began=5.0, ended=9.0, kind="interrupted", text="b"),
-             Span(row="saves", began=9.0, ended=9.0, kind="checkpoint", text="c")]  # fmt: skip
+             Span(row="training", began=5.0, ended=9.0, kind="interrupted", text="b", label="wide"),
+             Span(row="saves", began=9.0, ended=9.0, kind="checkpoint", text="c", label="narrow")]  # fmt: skip
     tree = parsed(span_chart("Time", spans, spell=SPELL, colours={"interrupted": "bad", "checkpoint": "c6"}))
     assert [node.get("class") for node in tree.iter("rect")] == ["fill plain", "fill bad", "fill c6"]
     shown = [node.text for node in tree.iter("text") if node.get("class") in ("name", "on")]
-    assert shown == ["interrupted"]
+    assert shown == ["wide"]
+
+
+def test_names_at_the_ends_do_not_lie_on_lines():
+    """One that ends a little before the others has its name beside theirs; one that ends early has it at its end."""
+    ends = {"last": 40, "near": 36, "early": 10}
+    tree = parsed(drawn(*(Series(name=name, points=[(1, 1.0), (x, 2.0 + x)]) for name, x in ends.items())))
+    places = {node.text: float(node.get("x")) for node in tree.iter("text") if "end" in (node.get("class") or "")}
+    assert places["last"] == places["near"] > places["early"] + 100
+
+
+def test_no_tick_stands_between_two_steps():
+    """Three steps have three ticks; what is measured has others, too."""
+    ticks_of = {}
+    for last in (3, 3.5):
+        texts = parsed(drawn(Series(name="a", points=[(1, 1.0), (2, 2.0), (last, 3.0)]))).iter("text")
+        ticks_of[last] = [node.text for node in texts if node.get("y") == f"{HEIGHT - 26:.1f}"]
+    assert ticks_of == {3: ["1", "2", "3"], 3.5: ["1", "1.5", "2", "2.5", "3", "3.5"]}
 
 
 def test_logarithms_have_round_marks_and_one_scale():

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -86,10 +87,10 @@ def test_a_run_on_one_page(tmp_path):
     for expected in (
         "Loss", "test_accuracy", "Throughput", "rank by rank", "Stragglers", "0" * 64, "Finished after 60 steps",
         "Interrupted after step 35; launch 2 went on from step 31", "5 steps done again", "Checkpoints", "2.13.0+cpu",
-        "settings.recipe", "slowest in",
+        "settings.recipe", "slowest in", "Rank 1 is slow: 10.2 ms per replica, 32% above the other ranks' median",
     ):  # fmt: skip
         assert expected in text
-    assert re.search(r"rank 1\s+41 ms\s+41 ms\s+100%", text)
+    assert re.search(r"rank 1\s+10.2 ms\s+10.2 ms\s+100%", text)  # for one of its four replicas
 
 
 def test_workers_that_came_and_went(tmp_path):
@@ -160,10 +161,25 @@ def test_runs_are_compared(tmp_path):
     assert "b and a are equal, bit for bit." in text
     assert "c and a differ from step 1 on" in text
     assert "Loss of all runs" in text
-    assert re.search(r"From [\d.]+ \([abc]\) to [\d.]+ \([abc]\): the mean loss of the last 10 steps", text)
+    assert re.search(r"From [\d.]+ \([abc]\) to [\d.]+ \([abc]\): the mean loss of the last steps", text)
     equal = " ".join(read(page_of(one, same, out=tmp_path / "s.html")).text)
-    assert re.search(r"The same in all runs: [\d.]+, the mean loss of the last 10 steps", equal)
+    assert re.search(r"The same in all runs: [\d.]+, the mean loss of the last steps", equal)
     assert re.search(r"samples a second in the median step", text)
+
+
+def test_several_runs_in_words(tmp_path):
+    """One that ends sooner does not differ; a setting explains a difference; a title has room for four names."""
+    base = make_run(tmp_path / "a")
+    short = make_run(tmp_path / "b", steps=20, launches=((1, 20),), result=False)
+    other = make_run(tmp_path / "c", seed=10**9)
+    write(short / "result.json", {"finished": False, "fingerprint": "ab" * 32, "steps": 20})
+    title, (section, *_) = sections_of([base, short, other, *(make_run(tmp_path / name) for name in "de")])
+    told = [remark.text for remark in section.findings]
+    assert f"b and a are equal as far as both go: {short} ends after step 20; all steps up to there are equal." in told
+    assert "c and a differ from step 1 on: seed: 0 -> 1000000000" in told
+    assert "(c): the mean loss" in section.charts[0].finding and "to 1e+09 (c)" in section.charts[0].finding
+    assert [row[-1] for row in section.tables[0].rows][:2] == ["0" * 16, "not finished"]
+    assert title == "Report: a, b, c, and 2 more"
 
 
 def test_other_data_is_said(tmp_path):
@@ -266,7 +282,7 @@ def test_unfinished_and_old_runs_can_be_shown(tmp_path):
         ledger.write('{"step": 61, "ep')
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
     assert "has not ended: its last step is 60, and nothing on this machine trains it." in told
-    assert "The same command starts from the beginning: there is no checkpoint." in told
+    assert "The same command starts from the beginning: no checkpoint." in told
     assert "breaks off within line 61" in told
     held = {"host": "", "boot_id": boot_id(), "pid": os.getpid(), "start_ticks": look_at(os.getpid()).start_ticks}
     write(run / "run.lock", held)
@@ -349,6 +365,49 @@ def test_curves_say_what_they_show(tmp_path):
     assert section.charts[0].finding == "From 0.5858 to 0.03613, in the first and the last 10 steps."  # of 2 / step
     assert "last 0.9833" in section.charts[1].finding
     assert 'class="line pale c0"' in section.charts[2].drawing.svg()
+
+
+def test_a_single_step_has_no_curve(tmp_path):
+    """Its values stand in words; a metric that was measured once, too. Several such runs are compared in words."""
+    one, two = (make_run(tmp_path / name, steps=1, launches=((1, 1),)) for name in ("one", "two"))
+    with (one / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "epoch": 0, "values": {"test_loss": 0.5, "test_accuracy": 0.25}}\n')
+    section = sections_of([one])[1][0]
+    assert [chart.title for chart in section.charts] == ["Where a step goes, rank by rank", "The run in time"]
+    told = [remark.text for remark in section.findings]
+    where = "in step 1; no other step has a value, so there is no curve."
+    assert f"Loss: loss of the step's batch 2, test_loss 0.5, {where}" in told
+    assert f"test_accuracy: 0.25, {where}" in told and f"Throughput: 1,778, {where}" in told
+    assert "Finished after 1 step, with" in told[0]
+    compared = sections_of([one, two])[1][0]
+    assert compared.charts == [] and f"Loss of all runs: one 2, two 2, {where}" in [
+        remark.text for remark in compared.findings
+    ]
+
+
+def test_what_a_stopped_run_says(tmp_path):
+    """That it is saved and what goes on with it; no chart says that it was not interrupted, and leaves it at that."""
+    run = make_run(tmp_path / "run", launches=((1, 35), (31, 60)))
+    write(run / "command.json", {"command": "unisono run -n 2 train.py", "directory": str(Path.cwd())})
+    write(run / "result.json", {"finished": False, "steps": 60})
+    (section,) = sections_of([run])[1]
+    assert section.findings[0].text == (
+        "The run was stopped after step 60, and saved: the same command goes on (unisono run -n 2 train.py)."
+    )
+    assert section.charts[-1].finding.endswith(" in all up to its last step; the run is not finished.")
+    drawing = section.charts[-1].drawing.svg()
+    for label in ("training", "interrupted"):
+        assert f">{label}</text>" in drawing
+    (run / "result.json").unlink()
+    (section,) = sections_of([run])[1]
+    assert (
+        "The same command starts from the beginning (unisono run -n 2 train.py): no checkpoint."
+        in section.findings[0].text
+    )
+    calm = sections_of([make_run(tmp_path / "calm")])[1][0].charts
+    assert calm[-1].finding == "No interruption." and calm[-2].finding.startswith(
+        "Backward takes the largest part of a step: 56%"
+    )
 
 
 def test_running_means():

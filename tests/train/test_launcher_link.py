@@ -231,7 +231,9 @@ def test_every_rank_writes_its_phases_and_the_ledger_knows_no_time(toy, tmp_path
     run_ranks(lambda transport: toy.train(out=tmp_path / "a", transport=transport, epochs=2), 2)
     assert (tmp_path / "a" / "ledger.jsonl").read_bytes() == (tmp_path / "b" / "ledger.jsonl").read_bytes()
     assert compare_runs(tmp_path / "a", tmp_path / "b").equal
-    told = [(record.launch, record.rank, record.step) for record in phases.read_phases(tmp_path / "b")]
+    records = phases.read_phases(tmp_path / "b")
+    told = [(record.launch, record.rank, record.step) for record in records]
     first = {(1, rank, step) for rank in (0, 1) for step in range(1, 6)}
     assert set(told) == first | {(3, 0, step) for step in range(6, 11)}
     assert len(told) == 15
+    assert {(record.world_size, record.replicas) for record in records} == {(2, 2), (1, 4)}

@@ -22,8 +22,8 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None, as_j
     """Write one self-contained HTML page: it needs no network, runs no script and is under 1 MB.
 
     Of a run: learning curves, throughput, where each rank's time goes, stragglers, interruptions, checkpoints,
-    environment, score and fingerprint; several runs are compared, too. Of ``unisono bench scaling``: speed-up, and
-    why it flattens. Of ``unisono forecast -o FILE``: the forecast.
+    environment, score and fingerprint; several runs, or a folder of them (its 8 newest), are compared, too.
+    Of ``unisono bench scaling``: speed-up, and why it flattens. Of ``unisono forecast -o FILE``: the forecast.
 
     Exit code: 0 when it was written; 2 where a source is none of these, damaged, or a study of another job.
     """
@@ -38,9 +38,14 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None, as_j
         tell(f"{num_events} events in {timeline}: open it in ui.perfetto.dev or chrome://tracing")
         return
     from unisono.report.page import write_page
+    from unisono.report.run_view import each_run
+    from unisono.report.sources import MOST_SOURCES
 
     place = Path(out or "report.html")
-    write_page([Path(source) for source in sources], place)
+    paths, told = each_run([Path(source) for source in sources], MOST_SOURCES)
+    write_page(paths, place)
+    for line in told:
+        tell(line)
     answer({"page": str(place), "bytes": place.stat().st_size}, as_json, list)
     tell(f"{place} ({place.stat().st_size // 1024} KB)")
 

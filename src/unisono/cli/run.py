@@ -18,6 +18,7 @@ from unisono.cli.launch.options import AFTER_SCRIPT, program_arguments
 from unisono.cli.options.fields import ExplainedCommand, field_options
 from unisono.cli.options.torchrun import TorchrunWords, inert_options, read_environment_too, understand
 from unisono.cli.output.outcome import command_line, tell, verb
+from unisono.environment import COMMAND
 from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec, ProgramTarget, Target, check_target, find_program, resolve_workers
 from unisono.nodes.plan import NodesOptions
@@ -128,7 +129,13 @@ def run(script: str, args: tuple[str, ...], is_module: bool, **given: Any) -> No
     devices = resolve_devices(given.pop("gpus"), os.environ)
     hosts = taken(NodesOptions, given)
     workers, nodes, meant = understand(words, given.pop("workers"), hosts, is_module=is_module)
-    settings = {**taken(LaunchSpec, given), **meant, "devices": devices, "again": command_line()}
+    settings = {
+        **taken(LaunchSpec, given),
+        **meant,
+        "devices": devices,
+        "again": command_line(),
+        "env": {COMMAND: command_line()},
+    }
     settings["backend_module"] = gloo_hook.__name__
     if settings.get("output") == "auto":
         settings["output"] = "leader" if sys.stdout is not None and sys.stdout.isatty() else "prefix"

@@ -14,6 +14,7 @@ from unisono.cli.options.job import LIVE, config_option, launch_of, run_options,
 from unisono.cli.options.run_file import RUN_FILE
 from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
+from unisono.environment import COMMAND
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
 from unisono.observe.speed import speed_in
@@ -111,7 +112,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
             before = read_object(out / "result.json")
         try:
             scratch = None if kept else place
-            result = run_job(job, output=output, scratch=scratch, **settings)
+            result = run_job(job, output=output, scratch=scratch, env={COMMAND: command_line()}, **settings)
         except RunStopped as stopped:
             if kept:
                 raise

@@ -1,6 +1,7 @@
 """``unisono watch``: follow runs in the terminal, or as a page."""
 
 import contextlib
+import itertools
 import os
 import secrets
 import select
@@ -17,7 +18,7 @@ import click
 
 from unisono.cli.options.fields import result_options, single
 from unisono.cli.options.settings import RUN, number
-from unisono.cli.output.outcome import complain, verb
+from unisono.cli.output.outcome import complain, tell, verb
 from unisono.options.quantities import INTERVAL, PORT
 from unisono.system.files import to_json
 
@@ -29,7 +30,17 @@ _LOOK_S = 0.2
 _EARLY = {"run.toml", "program.json"}
 
 
-@click.command(short_help="Follow runs while they train.")
+class _Watch(click.Command):
+    """``--web RUN`` has no port: what follows it is a run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give ``--web`` its value where no number follows."""
+        pairs = itertools.pairwise([*args, ""])
+        given = [f"--web={_ANY_PORT}" if arg == "--web" and not after.isdigit() else arg for arg, after in pairs]
+        return super().parse_args(ctx, given)
+
+
+@click.command(cls=_Watch, short_help="Follow runs while they train.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
 @click.option("--once", is_flag=True, help="Show what there is now, and end; usual where no terminal is.")
 @single("every", "Seconds between two looks.", of=INTERVAL, default=1.0, word="S")
@@ -40,17 +51,24 @@ _EARLY = {"run.toml", "program.json"}
 def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_json: bool) -> None:
     """Show how far each RUN is, its loss, speed, where each rank's time goes, who is slow, deaths and launches.
 
+    A folder of runs stands for all runs that lie in it.
+
     It reads the run directory only, so it may run anywhere the directory can be read, over ssh too, and disturbs
     nothing. Runs that have ended are shown as well; one that has not begun is waited for, on a terminal and with --web.
     q and Ctrl-C end the view, not the run.
 
     Exit code: 0; 2 where RUN is no run directory or the port is taken.
     """
+    from unisono.report.run_view import each_run
+    from unisono.report.sources import MOST_SOURCES
     from unisono.report.watch.state import WatchedRun
 
     if not (once or as_json) and (web is not None or sys.stdout.isatty()):
         _wait_for([Path(run) for run in runs])
-    found = [WatchedRun(Path(run)) for run in runs]
+    paths, told = each_run([Path(run) for run in runs], MOST_SOURCES if web is not None else None)
+    for line in told:
+        tell(line)
+    found = [WatchedRun(path) for path in paths]
     if as_json and web is None:
         click.echo(to_json([run.facts() for run in found]))
     elif web is not None:
@@ -97,21 +115,25 @@ def _follow(found: "list[WatchedRun]", every: float) -> None:
 
     from unisono.report.watch.screen import draw
 
+    def are_over() -> bool:
+        return all(run.state in {"finished", "stopped", "ended"} for run in found)
+
     console = Console(highlight=False)
-    with contextlib.suppress(KeyboardInterrupt), _keys() as keys:
-        told = "q ends this view, the run goes on" if keys is not None else ""
-        with Live(console=console, auto_refresh=False, transient=False) as live:
-            while True:
-                is_over = all(run.state in {"finished", "stopped", "ended"} for run in found)
-                height = console.height - 1
-                live.update(draw(found, console.width, height, "" if is_over else told), refresh=True)
-                if is_over:
-                    return
+    if not are_over():
+        # A screen of its own is drawn over, not erased: it does not flicker, and may change its size.
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            _keys() as keys,
+            Live(console=console, auto_refresh=False, screen=True) as live,
+        ):
+            told = "q ends this view, the run goes on" if keys is not None else ""
+            while not are_over():
+                live.update(draw(found, console.width, console.height, told), refresh=True)
                 if _wait(keys, every):
-                    live.update(draw(found, console.width, height), refresh=True)
-                    return
+                    break
                 for run in found:
                     run.poll()
+    console.print(draw(found, console.width))
 
 
 @contextlib.contextmanager

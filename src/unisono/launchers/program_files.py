@@ -4,6 +4,7 @@ In: what was typed, and the first bytes of files. Out: words for a message. Must
 """
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+COMMAND = "command.json"  #: Of a run directory: the ``command`` that started the newest launch, and its ``directory``.
 _HEAD_BYTES = 1024
 _GIVE_PATH = "give the path of the script; for a module write -m NAME."
 _OTHER_KINDS = {
@@ -46,7 +48,14 @@ def instead_of_recipe(typed: str, recipes: Iterable[str]) -> str:
 
 
 def of_a_run(path: Path) -> str:
-    """Return the command that goes on with the run of a directory; nothing where it is the directory of none."""
+    """Return the command that goes on with the run of a directory; nothing where it is the directory of none.
+
+    The one by which its newest launch was started, from its directory; older runs know their options or their script.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # another launcher's run, or an older one
+        told = json.loads((path / COMMAND).read_text())
+        command, directory = str(told["command"]), str(told["directory"])
+        return command if Path(directory).samefile(".") else f"cd {shlex.quote(directory)} && {command}"
     if os.path.isfile(path / "run.toml"):
         return shlex.join(["unisono", "train", "--config", str(path), "--out", str(path)])
     try:

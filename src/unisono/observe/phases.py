@@ -38,8 +38,9 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self._totals = [0] * len(PHASES)
-        self._waiting: list[tuple[int, int, Sequence[int]]] = []  # step, beginning, nanoseconds by phase
+        self._waiting: list[tuple[int, int, int, Sequence[int]]] = []  # step, beginning, replicas, nanoseconds by phase
         self.num_steps = 0  #: Recorded steps.
+        self.replicas = 0  #: That this rank has computed in the step; counted by who hands them out.
         self._spent = [0] * len(PHASES)
         self.phase, self._since = OTHER, time.perf_counter_ns()  #: The phase it is in.
         self._step, self._began = 0, 0
@@ -69,6 +70,11 @@ class PhaseClock:
             self._last = last
             self._log.append(json.dumps({"last": last}))
 
+    def lost(self, rank: int, step: int) -> None:
+        """Say that another rank has died, in which step, and that this one goes on without it."""
+        if self._log is not None:
+            self._log.append(json.dumps({"lost": rank, "step": step, "wall_ns": time.time_ns()}))
+
     def enter(self, phase: int) -> int:
         """Be in `phase` from now on; returns the one before."""
         now, before = time.perf_counter_ns(), self.phase
@@ -93,7 +99,7 @@ class PhaseClock:
     def begin(self, step: int) -> None:
         """End the record of the step before, if it was done, and begin that of `step`."""
         self.end(step - 1)
-        self._spent = [0] * _COUNT
+        self._spent, self.replicas = [0] * _COUNT, 0
         self._step, self._began = step, self._since
 
     def end(self, done: int) -> None:
@@ -101,7 +107,7 @@ class PhaseClock:
         self.enter(OTHER)
         if 0 < self._step <= done:
             self.num_steps += 1
-            self._waiting.append((self._step, self._began, self._spent))
+            self._waiting.append((self._step, self._began, self.replicas, self._spent))
             if self._since - self._handed_on > _FLUSH_EVERY_NS:
                 self._hand_on()
         self._step = 0
@@ -111,7 +117,7 @@ class PhaseClock:
         waiting, self._waiting = self._waiting, []
         self._handed_on = self._since
         if waiting:
-            columns = zip(*(spent for _, _, spent in waiting), strict=True)
+            columns = zip(*(spent for *_, spent in waiting), strict=True)
             self._totals = [total + sum(column) for total, column in zip(self._totals, columns, strict=True)]
             if self._log is not None:
                 self._log.write(waiting)
@@ -144,9 +150,12 @@ class _PhaseLog:
             self._file.close()
             self._file = None
 
-    def write(self, records: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    def write(self, records: Sequence[tuple[int, int, int, Sequence[int]]]) -> None:
         origin = self._origin
-        self.append("\n".join(f'{{"step":{step},"at_ns":{began - origin},"ns":{ns}}}' for step, began, ns in records))
+        self.append("\n".join(
+            f'{{"step":{step},"at_ns":{began - origin},"replicas":{replicas},"ns":{ns}}}'
+            for step, began, replicas, ns in records
+        ))  # fmt: skip
 
     def append(self, lines: str) -> None:
         if self._file is None:
@@ -173,6 +182,7 @@ class StepPhases:
     world_size: int  #: Ranks of that launch.
     began_ns: int  #: When it began, in nanoseconds since 1970, by the clock of the rank's host.
     ns: dict[str, int]  #: Nanoseconds by phase; they add up to the step's whole time.
+    replicas: int = 0  #: How many replicas it has computed; 0 where an earlier version has written it.
 
 
 def read_phases(run_directory: Path) -> list[StepPhases]:
@@ -203,4 +213,5 @@ def _records(content: bytes) -> Iterator[StepPhases]:
             yield StepPhases(
                 step=entry["step"], launch=head["launch"], rank=head["rank"], world_size=head["world_size"],
                 began_ns=head["wall_ns"] + entry["at_ns"], ns=dict(zip(head["phases"], entry["ns"], strict=True)),
+                replicas=entry.get("replicas", 0),
             )  # fmt: skip

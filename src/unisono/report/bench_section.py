@@ -12,8 +12,8 @@ from unisono.system.words import spell_bytes, spell_count, spell_seconds
 LIMIT = "memcpy"
 """The collective that is drawn as a limit in every chart: each rank must at least write its result once."""
 
-BASE = "ddp"
-"""The strategy that others are compared with."""
+BASE, CHOSEN = "ddp", "exact"
+"""The strategy that others are compared with, and the one that is shown among them: the default."""
 
 _ALIKE = 0.03
 _LESS_IS_GOOD = ("peak memory of a process, MB", "sent in a step, KB")
@@ -69,8 +69,8 @@ def _timings(
 def strategies_section(rows: Sequence[Row], title: str) -> Section:
     """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples.
 
-    All are shown as differences from ``ddp`` where it was measured. What differs from it by less than 3 % for every
-    strategy is told in a sentence, without a chart: one run each shows no more.
+    All are shown as differences from ``ddp`` in percent where it was measured, and ``exact`` stands out. What differs
+    from it by less than 3 % for every strategy is told in a sentence, without a chart: one run each shows no more.
 
     Raises:
         ConfigError: No rows.
@@ -115,17 +115,28 @@ def _fastest(speeds: Mapping[str, float]) -> str:
     """Return what the speeds show, for a title."""
     first = max(speeds, key=lambda name: speeds[name])
     if not speeds.get(BASE) or first == BASE:
-        return f"{first} is the fastest, with {spell_count(speeds[first])} samples a second"
+        fastest = f"{first} is the fastest, with {spell_count(speeds[first])} samples a second"
+        return f"{fastest}; {CHOSEN} has {spell_count(speeds[CHOSEN])}" if first != CHOSEN in speeds else fastest
+    if first != CHOSEN in speeds:
+        chosen = f"{CHOSEN} is {speeds[CHOSEN] / speeds[BASE]:.2g} times as fast as {BASE}"
+        return f"{chosen}; {first}, the fastest, {speeds[first] / speeds[BASE]:.2g} times"
     return f"{first} is the fastest, {speeds[first] / speeds[BASE]:.2g} times as fast as {BASE}"
 
 
 def _differences(column: str, values: Mapping[str, float]) -> Chart:
     """Return how far each value is from that of `BASE`."""
     title = f"{column}, beside {BASE}'s {spell_count(float(f'{values[BASE]:.4g}'))}"
-    apart = {name: value - values[BASE] for name, value in values.items() if name != BASE}
-    rows = [[name, spell_count(value), _apart(value - values[BASE])] for name, value in values.items()]
+    whole = values[BASE] / 100 if values[BASE] and not column.endswith("%") else 1.0
+    unit = " points" if column.endswith("%") else "%" if values[BASE] else ""
+
+    def spell(difference: float) -> str:
+        return f"{_apart(difference)}{unit if difference else ''}"
+
+    apart = {name: (value - values[BASE]) / whole for name, value in values.items()}
+    rows = [[name, spell_count(values[name]), spell(difference)] for name, difference in apart.items()]
+    del apart[BASE]
     table = Table(title=column, head=["strategy", column, f"beside {BASE}"], rows=rows, numeric=frozenset({1, 2}))
-    drawing = difference_bars(title, apart, spell=_apart, less_is_good=column in _LESS_IS_GOOD)
+    drawing = difference_bars(title, apart, spell=spell, less_is_good=column in _LESS_IS_GOOD, chosen=CHOSEN)
     note = f"Green: better than {BASE}. Orange: worse." if any(apart.values()) else ""
     return Chart(title=title, drawing=drawing, values=table, note=note, finding=_ends(values))
 

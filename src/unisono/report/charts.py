@@ -1,7 +1,4 @@
-"""Charts: lines with error bars, stacked bars, spans of time (pure; plain values in, drawings out).
-
-A point shows its value when the pointer is on it or it is tapped; every chart on a page has its values as a table too.
-"""
+"""Charts: lines with error bars, bars, spans of time (pure; plain values in, drawings out); a point shows its value."""
 
 import itertools
 import math
@@ -17,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 118, 18
 SMOOTH = 9  # points of a running median
 _MOST_STRETCHES = 40
-_MOST_ENDS, _WIDEST_END, _APART = 5, 170, 15  # names beside the ends of lines, instead of a legend
+_MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 15, 60  # names beside the ends of lines, instead of a legend
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
 Spell = Callable[[float], str]
@@ -49,6 +46,7 @@ class Span:
     ended: float  #: Not before `began`.
     kind: str  #: Names its colour in the legend.
     text: str  #: Shown on hover.
+    label: str = ""  #: On it, where it is wide enough.
 
 
 def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
@@ -123,6 +121,8 @@ def line_chart(
         out.line([(_LEFT, y), (WIDTH - _RIGHT - beside, y)], "grid")
         out.text(_LEFT - 6, y + 4, spell_y(mark), at="end")
     wanted = xs if ticks_at_points else (log_x and _log_ticks(xs[0], xs[-1])) or ticks(xs[0], xs[-1], 6)
+    if all(x == round(x) for x in xs):  # steps: there is none between two
+        wanted = [mark for mark in wanted if mark == round(mark)]
     for x in _spread(wanted if log_x else [xs[0], *wanted], xs, scale_x, spell_x):
         kind = "alarm" if x in alarms else "tick"
         out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
@@ -143,19 +143,17 @@ def _beside(lines: Sequence[Series]) -> float:
 
 
 def _ends(out: Drawing, lines: Sequence[tuple[int, Series]], scale_x: Scale, scale_y: Scale) -> None:
-    """Write each line's name beside its last point, in its colour; names that would touch are moved apart."""
-    ends = sorted((scale_y(line.points[-1][1]), scale_x(line.points[-1][0]), number, line) for number, line in lines)
+    """Write each line's name beside its last point, or the last of all where that is near; names are moved apart."""
+    last_x = max(scale_x(line.points[-1][0]) for _, line in lines)
+    places = [(scale_y(line.points[-1][1]), scale_x(line.points[-1][0]), number, line) for number, line in lines]
+    ends = sorted((y, last_x if last_x - x < _NEAR else x, number, line) for y, x, number, line in places)
     taken: list[tuple[float, float, float]] = []
     for y, x, number, line in ends:
         left, right = x + 10, x + 10 + _ON_A_PHONE * width_of(line.name)
         at = max([y, *(other + _APART for first, last, other in taken if first < right and left < last)])
         taken.append((left, right, at))
-        out.text(
-            left,
-            at + 4,
-            line.name,
-            "name" if line.is_limit else "tick" if line.is_pale else f"name end {_own(number, line)}",
-        )
+        kind = "name" if line.is_limit else "tick" if line.is_pale else f"name end {_own(number, line)}"
+        out.text(left, at + 4, line.name, kind)
 
 
 def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
@@ -233,9 +231,11 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     return out
 
 
-def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell, less_is_good: bool) -> Drawing:
-    """Return one horizontal bar for each entry, to the left or right of a line at 0: green is better, orange worse."""
-    out = _rows(label, list(values), [])
+def difference_bars(
+    label: str, values: Mapping[str, float], *, spell: Spell, less_is_good: bool, chosen: str = ""
+) -> Drawing:
+    """Return a bar for each entry, left or right of a line at 0: green is better, orange worse; `chosen` is bold."""
+    out = _rows(label, list(values), [], chosen=chosen)
     longest = max([*map(abs, values.values()), 1e-12])
     reach = (WIDTH - _NAMES - 2 * 74) / 2
     middle = _NAMES + 74 + reach
@@ -252,10 +252,7 @@ def difference_bars(label: str, values: Mapping[str, float], *, spell: Spell, le
 
 
 def span_chart(label: str, spans: Sequence[Span], *, spell: Spell, colours: Mapping[str, str] | None = None) -> Drawing:
-    """Return rows of spans over one axis of time.
-
-    `colours`, by kind (others: grey), replace the legend: a span that is wide enough has its kind on it.
-    """
+    """Return rows of spans over one axis of time; `colours`, by kind (others: grey), replace the legend."""
     rows = list(dict.fromkeys(span.row for span in spans))
     kinds = list(dict.fromkeys(span.kind for span in spans))
     low, high = min(span.began for span in spans), max(span.ended for span in spans)
@@ -271,15 +268,16 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell, colours: Mapp
         width = max(2.0, scale(span.ended) - start)
         kind = f"c{kinds.index(span.kind) % 8}" if colours is None else colours.get(span.kind, "plain")
         out.box(start, y, width, _BAR - 6, f"fill {kind}", span.text)
-        if colours is not None and span.kind != span.row and _ON_A_PHONE * width_of(span.kind) + 8 < width:
-            out.text(start + width / 2, y + 15, span.kind, "name" if kind == "plain" else "on", at="middle")
+        if span.label and _ON_A_PHONE * width_of(span.label) + 8 < width:
+            out.text(start + width / 2, y + 15, span.label, "name" if kind == "plain" else "on", at="middle")
     return out
 
 
-def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4) -> Drawing:
+def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 4, chosen: str = "") -> Drawing:
     out = Drawing(label, 6 + _BAR * len(names) + axis)
     for row, name in enumerate(names):
-        out.text(_NAMES - 8, row * _BAR + 21, cut(name, _NAMES - 10), at="end")
+        kind, y = "name" if name == chosen else "tick", row * _BAR + 21
+        out.text(_NAMES - 8, y, cut(name, _NAMES - 10), kind, at="end", bold=name == chosen)
     _legend(out, [(kind, f"fill c{number % 8}") for number, kind in enumerate(kinds)])
     return out
 

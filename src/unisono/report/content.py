@@ -154,9 +154,9 @@ def range_of(points: Sequence[tuple[float, float]]) -> str:
 
 
 def log_ends(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the ends of a logarithmic axis, for values above 0 that lie far apart; None: the axis is not."""
+    """Return the ends of a logarithmic axis, for values above 0 that span more than a decade; None: the axis is not."""
     values = [value for _, value in points if math.isfinite(value)]
-    if not values or min(values) <= 0 or max(values) < 5 * min(values):
+    if not values or min(values) <= 0 or max(values) < 10 * min(values):
         return None
     return min(values), max(values)
 

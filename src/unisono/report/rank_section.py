@@ -20,7 +20,7 @@ _ADVICE = {
     "other": "That is code outside of steps, such as the loop's own body, or waiting for it.",
     "data": "The ranks wait for samples: num_workers= fetches them ahead.",
 }
-"""What a phase that takes most of the time means."""
+"""What the phase that takes the largest part of a step means."""
 
 
 def phases_by_rank(run: RunView) -> Iterator[Chart]:
@@ -36,7 +36,7 @@ def phases_by_rank(run: RunView) -> Iterator[Chart]:
     whole = {rank: sum(found.values()) for rank, found in parts.items()}
     top = max(next(iter(parts.values())), key=lambda phase: sum(found[phase] for found in parts.values()))
     share = sum(found[top] for found in parts.values()) / (sum(whole.values()) or 1.0)
-    finding = f"{top.capitalize()} takes most of a step's time: {share:.0%}. {_ADVICE.get(top, '')}".rstrip()
+    finding = f"{top.capitalize()} takes the largest part of a step: {share:.0%}. {_ADVICE.get(top, '')}".rstrip()
     yield bar_view("Where a step goes, rank by rank", bars, "rank", spell_seconds, note, finding)
 
 
@@ -59,7 +59,7 @@ def stragglers(run: RunView) -> Iterator[Table]:
         for rank in sorted(mine, key=lambda rank: -statistics.median(own[rank]))[:_MOST_RANKS]
     ]  # fmt: skip
     yield Table(
-        title="Stragglers: own work of a step (data, forward, backward), then exchange and waiting",
+        title="Stragglers: own work of a step for one replica (data, forward, backward), then exchange and waiting",
         head=["rank", "median", "longest", "slowest in", "then waits"], rows=rows,
         numeric=frozenset({1, 2, 3, 4}),
     )  # fmt: skip
@@ -83,19 +83,21 @@ def timeline(run: RunView) -> Iterator[Chart]:
     spans = []
     for launch in run.launches:
         text = f"launch {launch.number}: steps {launch.first_step} to {launch.last_step}, {launch.world_size} workers"
-        spans.append(Span(row="training", began=launch.began_s - origin, ended=launch.ended_s - origin,
-                          kind="training", text=text))  # fmt: skip
+        spans.append(Span(row="training", began=launch.began_s - origin, ended=launch.ended_s - origin, kind="training",
+                          text=text, label=f"steps {launch.first_step} to {launch.last_step}"))  # fmt: skip
     for before, after in zip(run.launches, run.launches[1:], strict=False):
         if after.began_s > before.ended_s:
             text = f"{spell_seconds(after.began_s - before.ended_s)} until step {after.first_step}"
-            spans.append(Span(row="training", began=before.ended_s - origin, ended=after.began_s - origin,
+            spans.append(Span(row="interrupted", began=before.ended_s - origin, ended=after.began_s - origin,
                               kind="interrupted", text=text))  # fmt: skip
     stretches = run.workers()
     for launch, size, steps in stretches if len(stretches) > len(run.launches) else ():
         began, last = steps[0][0].began_ns / 1e9 - origin, steps[-1][0]
         ended = (last.began_ns + sum(last.ns.values())) / 1e9 - origin
         text = f"{counted(size, 'worker')}: steps {steps[0][0].step} to {last.step} of launch {launch.number}"
-        spans.append(Span(row="workers", began=began, ended=ended, kind=counted(size, "worker"), text=text))
+        spans.append(
+            Span(row="workers", began=began, ended=ended, kind="workers", text=text, label=counted(size, "worker"))
+        )
     for kind in BETWEEN:
         longest = [record for record in run.led() if record.ns.get(kind, 0) > 1_000_000]
         longest = sorted(longest, key=lambda record: -record.ns[kind])[:_MOST_ROWS]
@@ -117,7 +119,9 @@ def timeline(run: RunView) -> Iterator[Chart]:
     )
     breaks = [span for span in spans if span.kind == "interrupted"]
     lost = sum(span.ended - span.began for span in breaks)
-    finding = f"{counted(len(breaks), 'interruption')}, {spell_seconds(lost)} in all." if breaks else "No interruption."
+    end = "" if run.result.get("finished", bool(run.result)) else " up to its last step; the run is not finished"
+    finding = f"{counted(len(breaks), 'interruption')}, {spell_seconds(lost)} in all{end}."
+    finding = finding if breaks else f"No interruption{end}."
     if changes := run.changes().strip(" ()"):
         finding = f"{finding} Of the workers, {changes}."
     yield Chart(

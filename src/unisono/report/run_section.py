@@ -1,10 +1,12 @@
 """The sections of runs on a page: curves, where the time went, who was slow, what was interrupted, and comparison."""
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from unisono.observe.speed import speed_in
+from unisono.launchers.program_files import of_a_run
+from unisono.observe.speed import slow_rank, speed_in
 from unisono.report.charts import SMOOTH, Series, mean_of, smooth
 from unisono.report.content import (
     Chart,
@@ -31,7 +33,8 @@ _MOST_METRICS = 6
 
 def run_section(run: RunView, num_runs: int) -> Section:
     """Return everything about one run."""
-    charts = [*_curves(run, num_runs), *phases_by_rank(run), *timeline(run)]
+    curves = [*_curves(run, num_runs)]
+    charts = [*_charts(curves), *phases_by_rank(run), *timeline(run)]
     folded = [
         _overview(run),
         *stragglers(run),
@@ -40,8 +43,8 @@ def run_section(run: RunView, num_runs: int) -> Section:
     ]
     folded += checkpoints(run)
     return Section(
-        title=f"Run {run.name}", lines=[_what(run), str(run.path)], findings=list(_findings(run)), charts=charts,
-        folded=[table for table in folded if table.rows],
+        title=f"Run {run.name}", lines=[_what(run), str(run.path)], findings=[*_findings(run), *_remarks(curves)],
+        charts=charts, folded=[table for table in folded if table.rows],
     )  # fmt: skip
 
 
@@ -67,7 +70,7 @@ def compare_section(runs: Sequence[RunView]) -> Section:
             name, _strategy(run), run.worlds(), spell_count(len(run.ledger)),
             _seconds(_trained_s(result)), _number(result.get("samples_per_s")),
             *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
-            str(result.get("fingerprint", "not finished"))[:16],
+            str(result["fingerprint"])[:16] if result.get("finished") and "fingerprint" in result else "not finished",
         ])  # fmt: skip
     for run, name in zip(runs[1:], names[1:], strict=True):
         found = compare_runs(runs[0].path, run.path)
@@ -75,15 +78,20 @@ def compare_section(runs: Sequence[RunView]) -> Section:
             findings.append(Remark(text=f"{name} and {names[0]} cannot be compared: {'; '.join(found.damage)}."))
         elif found.equal:
             findings.append(Remark(text=f"{name} and {names[0]} are equal, bit for bit.", tone="good"))
+        elif found.first == "length":
+            findings.append(Remark(text=f"{name} and {names[0]} are equal as far as both go: {found.notes[0]}."))
         else:
             where = f"from step {found.step} on" if found.step else "in their final weights or settings"
-            causes = f": {found.notes[0]}" if found.notes else f": {found.score[0]}" if found.score else ""
+            causes = "".join(f": {why}" for why in [*found.score, *found.notes][:1])  # a setting explains a loss
             findings.append(Remark(text=f"{name} and {names[0]} differ {where}{causes}"))
     head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
     table = Table(title="The runs side by side", head=head, rows=rows,
                   numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
-    charts = list(_side_by_side(runs, names))
-    return Section(title="Comparison", findings=findings, tables=[table], charts=charts, has_charts_first=True)
+    curves = [*_side_by_side(runs, names)]
+    return Section(
+        title="Comparison", findings=[*findings, *_remarks(curves)], tables=[table], charts=_charts(curves),
+        has_charts_first=True,
+    )  # fmt: skip
 
 
 def _data_remarks(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Remark]:
@@ -102,13 +110,13 @@ def _samples(data: Any) -> str:
     return counted(count, "sample") if isinstance(count, int) else "data of unknown size"
 
 
-def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Chart]:
+def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Chart | Remark]:
     speeds, losses = [run.throughput() for run in runs], [value for run in runs for value in run.losses]
     means = [mean_of(run.losses)[0] for run in runs]
     ends = [statistics.fmean(value for _, value in run.losses[-10:]) if run.losses else None for run in runs]
     medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
     yield from _lines("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
-                      finding=_extremes(names, ends, "mean loss of the last 10 steps"))  # fmt: skip
+                      finding=_extremes(names, ends, "mean loss of the last steps, 10 at most"))  # fmt: skip
     yield from _lines("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
                       y_label="samples a second, within steps", note=f"Medians of {SMOOTH} steps.",
                       finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
@@ -125,8 +133,8 @@ def _extremes(names: Sequence[str], values: Sequence[float | None], what: str) -
         return ""
     (low, first), (high, last) = min(found), max(found)
     if low == high:
-        return f"The same in all runs: {spell_count(low)}, the {what}."
-    return f"From {spell_count(low)} ({first}) to {spell_count(high)} ({last}): the {what}."
+        return f"The same in all runs: {_value(low)}, the {what}."
+    return f"From {_value(low)} ({first}) to {_value(high)} ({last}): the {what}."
 
 
 def _overview(run: RunView) -> Table:
@@ -177,6 +185,13 @@ def _findings(run: RunView) -> Iterator[Remark]:
     if not run.phases:
         yield Remark(text="No step phases were recorded: nothing is known of where the time went.")
         return
+    steps: dict[int, list[tuple[dict[str, float], int]]] = {}
+    for record in itertools.chain(*run.last_world()):
+        seconds = {phase: ns / 1e9 for phase, ns in record.ns.items()}
+        steps.setdefault(record.rank, []).append((seconds, record.replicas))
+    if slow := slow_rank(steps):
+        told = slow.spell()
+        yield Remark(text=f"{told[0].upper()}{told[1:]}. The other ranks wait for it: see Stragglers.", tone="alarm")
     parts = by_rank(run.last_world())
     if parts:
         mean = {phase: statistics.fmean(rank[phase] for rank in parts.values()) for phase in next(iter(parts.values()))}
@@ -188,10 +203,11 @@ def _findings(run: RunView) -> Iterator[Remark]:
 
 def _ending(run: RunView) -> Iterator[Remark]:
     """Yield how it ended, with its scores and fingerprint; of one that has not, who trains it and what to do."""
-    result = run.result
+    result, command = run.result, of_a_run(run.path)
+    again = f" ({command})" if command else ""
     if not result:
         saved = newest_checkpoint(run.path)
-        goes_on = f"goes on after step {saved}" if saved else "starts from the beginning: there is no checkpoint"
+        goes_on = f"goes on after step {saved}{again}" if saved else f"starts from the beginning{again}: no checkpoint"
         last = spell_count(run.ledger[-1]["step"] if run.ledger else 0)
         if is_held(run.path):
             yield Remark(text=f"The run is training: step {last} was the last when this page was written.")
@@ -199,11 +215,14 @@ def _ending(run: RunView) -> Iterator[Remark]:
             told = f"The run has not ended: its last step is {last}, and nothing on this machine trains it."
             yield Remark(text=f"{told} The same command {goes_on}.", tone="alarm")
     elif not result.get("finished", True):
-        yield Remark(text=f"The run was stopped after step {result.get('steps')}.", tone="alarm")
+        yield Remark(
+            text=f"The run was stopped after step {result.get('steps')}, and saved: the same command goes on{again}.",
+            tone="alarm",
+        )
     else:
         why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
         metrics = ", ".join(f"{name} {_number(value)}" for name, value in result.get("metrics", {}).items())
-        told = f"Finished after {spell_count(result.get('steps', 0))} steps{why}{f', with {metrics}' * bool(metrics)}."
+        told = f"Finished after {counted(result.get('steps', 0), 'step')}{why}{f', with {metrics}' * bool(metrics)}."
         yield Remark(text=told, tone="good")
         if "fingerprint" in result:
             yield Remark(text=f"Fingerprint of the final weights: {result['fingerprint']}")
@@ -222,7 +241,7 @@ def _interruptions(run: RunView) -> Iterator[Remark]:
         )
 
 
-def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
+def _curves(run: RunView, num_runs: int) -> Iterator[Chart | Remark]:
     metrics = run.metrics()
     tested = metrics.pop("test_loss", [])
     metrics.pop("train/loss", None)  # the ledger has it for every step
@@ -248,9 +267,25 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart]:
     yield from _lines("Throughput", lines, finding=finding, y_label="samples a second, within steps")
 
 
-def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart]:
-    if found := [line for line in series if line.points]:
+def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart | Remark]:
+    """Yield a chart of lines; of a single step the values in words; nothing of none."""
+    found = [line for line in series if line.points]
+    steps = {x for line in found for x, _ in line.points}
+    if len(steps) > 1:
         yield line_view(title, found, "step", spell_count, _value, from_zero=from_zero, **how)
+    elif found:
+        several = [line for line in found if not line.is_pale]
+        told = [f"{line.name} " * (len(several) > 1) + _value(line.points[0][1]) for line in several]
+        where = f"in step {spell_count(*steps)}; no other step has a value, so there is no curve"
+        yield Remark(text=f"{title}: {', '.join(told)}, {where}.")
+
+
+def _charts(found: Sequence[Chart | Remark]) -> list[Chart]:
+    return [one for one in found if isinstance(one, Chart)]
+
+
+def _remarks(found: Sequence[Chart | Remark]) -> list[Remark]:
+    return [one for one in found if isinstance(one, Remark)]
 
 
 def _value(value: float) -> str:

@@ -16,11 +16,13 @@ from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import seconds_within, speed_of
+from unisono.observe.speed import OWN, seconds_within, speed_of
 from unisono.scaling.study import STEP_PHASES
 from unisono.system.processes import boot_id, look_at
+from unisono.system.words import counted
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
+_OF_A_RESULT = ("score.json", "run.lock", "scaling.json")  # what has one of these is no folder of runs
 _CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
 
 
@@ -133,8 +135,8 @@ class RunView:
 
 
 def own_seconds(record: StepPhases) -> float:
-    """Return how long a rank worked by itself in a step: data, forward and backward."""
-    return sum(record.ns.get(phase, 0) for phase in ("data", "forward", "backward")) / 1e9
+    """Return how long a rank worked by itself in a step, for one replica where it is known how many it has computed."""
+    return sum(record.ns.get(phase, 0) for phase in OWN) / 1e9 / max(1, record.replicas)
 
 
 def by_rank(steps: Sequence[list[StepPhases]]) -> dict[int, dict[str, float]]:
@@ -174,10 +176,31 @@ def check_run(path: Path) -> None:
 
 def runs_in(path: Path) -> str:
     """Return the newest runs in a directory that is none itself, for a hint: ``one of its runs: a, b``."""
-    found = (
-        sorted(path.glob("*/score.json"), key=lambda file: file.stat().st_mtime, reverse=True) if path.is_dir() else []
-    )
-    return f"one of its runs: {', '.join(str(file.parent) for file in found[:3])}" if found else ""
+    found = _below(path)
+    return f"one of its runs: {', '.join(map(str, found[:3]))}" if found else ""
+
+
+def _below(path: Path) -> list[Path]:
+    """Return the runs that lie in a directory itself, no deeper, the newest first."""
+    files = sorted(path.glob("[!.]*/score.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [file.parent for file in files]
+
+
+def each_run(paths: Sequence[Path], most: int | None = None) -> tuple[list[Path], list[str]]:
+    """Return `paths` with the runs of each folder of runs in its place, by name; and a line on each such folder.
+
+    Args:
+        paths: What was asked for. A folder of runs is no run, and has some in it; none is looked for deeper.
+        most: Of a folder only so many are taken, the newest.
+    """
+    found, told = [], []
+    for path in paths:
+        runs = [] if any((path / name).exists() for name in _OF_A_RESULT) else _below(path)
+        if runs:
+            cut = "" if most is None or len(runs) <= most else f", of which the {most} newest are shown"
+            told.append(f"{path} holds {counted(len(runs), 'run')}{cut}")
+        found += sorted(runs[:most]) or [path]
+    return found, told
 
 
 def describe_place(path: Path) -> str:

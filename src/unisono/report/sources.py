@@ -17,6 +17,7 @@ from unisono.scaling.study import Study, study_from
 from unisono.system.files import read_json
 
 MOST_SOURCES = 8
+_MOST_NAMED = 4  # in a title
 
 
 def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
@@ -39,9 +40,11 @@ def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
     sections += [run_section(run, len(runs)) for run in runs]
     sections += scaling_sections(studies)
     sections += [forecast_section(one) for one in forecasts]
-    names = [run.name for run in runs] + [study.target for study in studies]
+    names = [*dict.fromkeys([run.name for run in runs] + [study.target for study in studies])]
+    if len(names) > _MOST_NAMED:
+        names = [*names[: _MOST_NAMED - 1], f"and {len(names) - _MOST_NAMED + 1} more"]
     kinds = "Scaling" if studies and not runs else "Forecast" if forecasts and not names else "Report"
-    return f"{kinds}: {', '.join(dict.fromkeys(names))}" if names else "Forecast", sections
+    return f"{kinds}: {', '.join(names)}" if names else "Forecast", sections
 
 
 _WRITTEN = "unisono train --out DIR, unisono bench scaling and unisono forecast -o FILE write them"

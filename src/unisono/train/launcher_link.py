@@ -74,6 +74,7 @@ class LauncherLink:
                 heartbeat.take_up(micro.replica, indices[part.start : part.stop].astype("<i8").tobytes())
                 heartbeat.note(b"compute")
             enter(FORWARD)
+            self.phases.replicas += 1
             yield micro
             enter(DATA)
             if is_read:

@@ -154,7 +154,7 @@ def test_a_worker_of_another_host_dies():
     assert (hosts.to_workers, hosts.all[1].is_waiting) == ([], True)
     hosts.deliver_all()
     assert hosts.said == ["rank 3 was killed by SIGKILL in step 4; 3 workers go on without it."]
-    assert hosts.to_workers == [(rank, {"halt": 1, "members": (0, 1, 2)}) for rank in (0, 1, 2)]
+    assert hosts.to_workers == [(rank, {"halt": 1, "members": (0, 1, 2), "deaths": {3: 4}}) for rank in (0, 1, 2)]
     hosts.form(1, (0, 1, 2))
     assert [one.excluded for one in hosts.all] == [{3}, {3}]
     assert (hosts.all[1].is_waiting, hosts.all[1].look(), hosts.reasons) == (True, "", {})
@@ -544,7 +544,8 @@ def test_it_is_lost_within_a_recovery():
     hosts.silent(0)
     hosts.deliver_all()
     halts = dict(hosts.to_workers)
-    assert {rank: halts[rank] for rank in (1, 2)} == {rank: {"halt": 3, "members": (1, 2)} for rank in (1, 2)}
+    expected = {"halt": 3, "members": (1, 2), "deaths": {3: 4}}
+    assert {rank: halts[rank] for rank in (1, 2)} == dict.fromkeys((1, 2), expected)
     hosts.form(3, (1, 2))
     assert hosts.all[2].excluded == {0, 3}
 
@@ -657,7 +658,7 @@ def test_each_launcher_replaces_its_own():
     hosts.hears(3, OPEN)
     hosts.dies(0)
     hosts.deliver_all()
-    assert (3, {"halt": 5, "members": (3, 4)}) in hosts.to_workers
+    assert (3, {"halt": 5, "members": (3, 4), "deaths": {2: 4, 1: 4, 0: 4}}) in hosts.to_workers
     assert hosts.reasons == {}
     hosts.dies(3)
     hosts.deliver_all()
@@ -744,7 +745,7 @@ def test_the_successor_hears_of_those_that_join():
     for member in (1, 5):
         hosts.hears(member, {"door": 4})
     hosts.deliver_all()
-    assert hosts.to_workers[-1] == (6, {"halt": 5, "members": (1, 5, 6), "door": True})
+    assert hosts.to_workers[-1] == (6, {"halt": 5, "members": (1, 5, 6), "door": True, "deaths": {2: 4, 3: 4}})
 
 
 START = {

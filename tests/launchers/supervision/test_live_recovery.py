@@ -42,7 +42,7 @@ def test_a_death_that_the_others_live_through():
     launcher = Launcher()
     assert launcher.dies(1) == ""
     assert launcher.said == ["rank 1 was killed by SIGKILL in step 4; 2 workers go on without it."]
-    assert launcher.sent == [(rank, {"halt": 1, "members": (0, 2)}) for rank in (0, 2)]
+    assert launcher.sent == [(rank, {"halt": 1, "members": (0, 2), "deaths": {1: 4}}) for rank in (0, 2)]
     launcher.sent.clear()
     assert [launcher.ready(1, 2, passed=8), launcher.ready(1, 0)] == ["", ""]
     world = {"form": 1, "members": (0, 2), "passed": 8, "offer": "at 0", "door": False}
@@ -180,7 +180,9 @@ def test_a_rank_joins_in_place_of_one_that_has_died():
     assert launcher.sent == [(0, {"knock": True}), (2, {"knock": True})]
     launcher.sent.clear()
     grown(launcher)
-    assert launcher.sent[:3] == [(rank, {"halt": 2, "members": (0, 2, 3), "door": True}) for rank in (0, 2, 3)]
+    assert launcher.sent[:3] == [
+        (rank, {"halt": 2, "members": (0, 2, 3), "door": True, "deaths": {1: 4}}) for rank in (0, 2, 3)
+    ]
     assert launcher.sent[3][1] | {"form": 2, "members": (0, 2, 3), "door": True} == launcher.sent[3][1]
     assert launcher.live.guests == set()
     launcher.begins(3)
@@ -196,7 +198,7 @@ def test_a_spare_is_started_with_the_others():
     launcher.live.heard(Told(3, {"arrived": True}))
     assert launcher.sent == []
     launcher.dies(1)
-    assert launcher.sent[-1] == (2, {"halt": 1, "members": (0, 2)})
+    assert launcher.sent[-1] == (2, {"halt": 1, "members": (0, 2), "deaths": {1: 4}})
     for rank in (0, 2):
         launcher.ready(1, rank)
     for rank in (0, 2):
@@ -228,7 +230,7 @@ def test_who_dies_while_it_joins():
     grown(launcher)
     assert launcher.dies(3, code=1, place=(0, -1), has_report=True) == ""
     assert launcher.said[-1] == "rank 3 has ended with code 1 before it had joined the others."
-    assert launcher.sent[-1][1] == {"halt": 3, "members": (0, 2)}
+    assert launcher.sent[-1][1] == {"halt": 3, "members": (0, 2), "deaths": {1: 4}}
     assert launcher.live.start() == [4]
     assert launcher.dies(4, code=1, place=(0, -1)) == ""
     assert launcher.said[-1].startswith("No other worker is started in its place: ")

@@ -80,6 +80,13 @@ def test_it_completes_what_others_have_passed_and_moves(worker):
     assert worker.said() == {"up": 1}
 
 
+def test_it_hears_in_which_step_others_have_died(worker):
+    """With the call to a new world, by rank."""
+    worker.order(halt=1, members=[2, 3], deaths={"1": 9})
+    worker.live.await_call()
+    assert worker.live.deaths == {1: 9}
+
+
 def test_another_death_calls_again(worker):
     """It answers the newer call; only the first member offers a place."""
     called(worker)

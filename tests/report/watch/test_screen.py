@@ -5,11 +5,13 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from report.made_runs import make_run
+from report.watch.test_state import holder
 from unisono.report.watch.screen import curve, draw
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import events, held_up, verdict
@@ -32,13 +34,25 @@ def test_a_curve():
     assert curve(spiked, 18, 1)[0].startswith("     10.9")  # of ten steps one column: its mean
 
 
+def test_a_noisy_curve():
+    """Smooth, with single points pale above it; on a logarithmic scale where it spans more than a decade."""
+    noisy = [(step, 20.0 if step < 200 else 1.0 if step % 8 else 2.5) for step in range(400)]
+    lines = curve(noisy, 50, 8)
+    assert lines[0].startswith("       20 ███")
+    assert "░" not in lines[-1] and "░░░" in lines[-2]
+    assert float(lines[-1].split()[0]) == pytest.approx(1.19, abs=0.1)  # the mean
+    halves = {scale: curve([(1, scale), (2, scale / 3), (3, 1.0)], 13, 8) for scale in (9.0, 27.0)}
+    heights = {scale: sum(line[14] != " " for line in lines) for scale, lines in halves.items()}
+    assert heights == {9.0: 3, 27.0: 6}  # (3 - 1) / (9 - 1), and log 9 / log 27
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 160, 200])
 def test_the_screen_has_room(width, tmp_path):
     """No line is longer than the terminal, and what matters is on it."""
-    run = WatchedRun(make_run(tmp_path / "run", workers=3, slow=1, launches=((1, 40), (31, 60))))
+    run = WatchedRun(make_run(tmp_path / "run", workers=3, slow=1, steps=90, launches=((1, 40), (31, 90))))
     text = shown([run], width)
     assert max(map(len, text.splitlines())) <= width
-    for word in ("run finished", "step 60", "slow", "launch 2", "10 steps computed again", "of disk free"):
+    for word in ("run finished", "step 90", "rank 1 is slow", "launch 2", "10 steps computed again", "of disk free"):
         assert word in " ".join(text.replace("│", " ").split()), word
 
 
@@ -54,17 +68,22 @@ def test_a_narrow_screen_breaks_nothing(tmp_path):
     assert not [line for line in lines if "…" in line]
 
 
-@pytest.mark.parametrize("height", [10, 14, 18, 22, 30, 60])
+@pytest.mark.parametrize("height", [5, 8, 10, 12, 14, 18, 22, 30, 60])
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_the_screen_is_no_higher_than_the_terminal(width, height, tmp_path):
-    """What there are no lines for is left out: curve, ranks and scores before the last event; the keys are told."""
-    path = make_run(tmp_path / "run", workers=8, result=False, launches=((1, 40), (31, 60)))
+    """What there are no lines for is left out: curve, ranks and scores before the last event; the keys are told.
+
+    How it does, how far it is, its values and what holds it up stand first.
+    """
+    path = make_run(tmp_path / "run", workers=8, result=False, other=90, launches=((1, 40), (31, 60)))
     text = shown([WatchedRun(path)], width, height, "q ends it")
     lines = text.splitlines()
-    if (width, height) != (40, 10):  # there even the least takes more
-        assert len(lines) <= height
+    assert len(lines) <= height
     assert lines[-1].endswith("q ends it ─╯")
-    assert "launch 2: 8 workers from step" in " ".join(text.replace("│", " ").split())
+    words = " ".join(text.replace("│", " ").split())
+    assert "no step for long" in words and ("step 60" in words or (width, height) == (40, 5))
+    assert height < 12 or ("loss 0.0333" in words and "of the time is outside of steps" in words)
+    assert "launch 2: 8 workers from step" in words or height < (22 if width == 40 else 18)
     assert "scores: last" in text or height < 30
     assert "scores: last" not in text or height > 10
 
@@ -80,7 +99,9 @@ def test_several_runs_stand_side_by_side(tmp_path):
     assert shown(runs, 40).splitlines()[0].split() == ["run", "state", "step", "loss"]
     *_, last = alone = shown(runs, 100, 12, "q ends it").splitlines()
     assert len(alone) == 4
-    assert last == "unisono watch RUN shows one run by itself · q ends it"
+    assert last == "unisono watch RUN shows one alone · q ends it"
+    *_, last = few = shown([*runs, WatchedRun(make_run(tmp_path / "third"))], 40, 4).splitlines()
+    assert (len(few), last) == (4, "and 1 more run")
 
 
 def test_what_holds_it_up(tmp_path):
@@ -88,7 +109,7 @@ def test_what_holds_it_up(tmp_path):
     run = WatchedRun(make_run(tmp_path / "run", result=False, slow=1, other=90))
     outside, slow = held_up(run)
     assert outside == "72% of the time is outside of steps: the program's own code 70%, checkpoints 1%"
-    assert slow == "rank 1 is slow: forward takes 20 ms, in the other ranks 10 ms"
+    assert slow == "rank 1 is slow: 10.2 ms per replica, 32% above the other ranks' median, most of it in forward"
     assert outside in shown([run], 100)
     assert list(held_up(WatchedRun(make_run(tmp_path / "usual")))) == []
 
@@ -139,7 +160,7 @@ def test_the_first_line_says_how_it_does(tmp_path, monkeypatch):
     path = make_run(tmp_path / "run", result=False, slow=1, last_step=120)
     monkeypatch.setattr(WatchedRun, "state", "training")
     said, style = verdict(WatchedRun(path))
-    assert re.fullmatch(r"on track: 0:00:\d\d left, loss falling, rank 1 is slow", said), said
+    assert re.fullmatch(r"on track: 0:00:\d\d left, loss falling, rank 1 is slow by 32%", said), said
     assert "red" not in style
     lines = [json.loads(line) for line in (path / "ledger.jsonl").read_text().splitlines()]
     (path / "ledger.jsonl").write_text(
@@ -151,8 +172,11 @@ def test_the_first_line_says_how_it_does(tmp_path, monkeypatch):
 
 
 def test_the_loss_is_shown_once(tmp_path):
-    """A `Trainer` logs the loss that the ledger has for every step."""
+    """In figures once, as a curve once; a `Trainer` logs the loss that the ledger has for every step."""
     path = make_run(tmp_path / "run")
+    text = shown([WatchedRun(path)], 80)
+    assert (text.count("loss from 0.5858 to 0.03613"), text.count("loss 0."), text.count("loss, steps")) == (1, 0, 1)
+    (path / "result.json").unlink()
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 60, "epoch": 1, "values": {"train/loss": 0.4567, "lr": 0.25}}\n')
     text = shown([WatchedRun(path)], 80)
@@ -203,6 +227,34 @@ def test_what_a_finished_run_says(tmp_path):
     assert f"fingerprint {'0' * 16}..." in text
     assert f"next: unisono report {tmp_path / 'run'}" in text
     assert "next:" not in shown([WatchedRun(make_run(tmp_path / "other", result=False))], 200)
+
+
+def test_what_a_stopped_run_says(tmp_path):
+    """After which step, that it is saved, and the command that goes on, as it was typed."""
+    path = make_run(tmp_path / "run", last_step=120)
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(result | {"finished": False}))
+    told = {"command": f"unisono run -n 3 train.py --out {path}", "directory": str(Path.cwd())}
+    (path / "command.json").write_text(json.dumps(told))
+    text = " ".join(shown([WatchedRun(path)], 200).split())
+    assert "run stopped" in text
+    assert "saved after step 60 of 120, the same command goes on; loss from 0.5858 to 0.03613" in text
+    text = text.replace(" │ │ ", " ")
+    assert f"next: {told['command']} took" in text and f"its curves: unisono report {path} " in text
+
+
+def test_a_run_whose_program_goes_on(tmp_path):
+    """Its last step is done: it is ending, and finished once it has its result, whatever its process does then."""
+    path = make_run(tmp_path / "run", last_step=60)
+    (path / "run.lock").write_text(holder(os.getpid()))
+    assert (WatchedRun(path).state, verdict(WatchedRun(path))[0]) == ("finished", "loss from 0.5858 to 0.03613")
+    (path / "result.json").unlink()
+    assert verdict(WatchedRun(path)) == (
+        "all 60 steps are done, it is ending", "bold cyan"
+    )  # fmt: skip
+    more = make_run(tmp_path / "more", last_step=120)  # the result is that of the launch before
+    (more / "run.lock").write_text(holder(os.getpid()))
+    assert WatchedRun(more).state == "training"
 
 
 def test_what_a_killed_run_says(tmp_path):

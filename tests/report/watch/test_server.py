@@ -66,6 +66,19 @@ def test_it_follows(tmp_path):
         assert "<script" not in page
 
 
+def test_a_stopped_run(tmp_path):
+    """Its head says so, with the command that goes on; nothing of it is on track."""
+    path = make_run(tmp_path / "run", last_step=120)
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(result | {"finished": False}))
+    (path / "run.toml").touch()
+    with serving(path) as server, ask(server, "/events") as events:
+        (told,) = json.loads(events.readline().removeprefix(b"data: "))["runs"]
+    assert (told["state"], told["tone"]) == ("stopped", "note")
+    assert told["verdict"].startswith("saved after step 60 of 120, the same command goes on; ")
+    assert f"next: unisono train --config {path} --out {path}" in told["about"]
+
+
 def test_hostile_names(tmp_path):
     """A name of a run is text, and a run that cannot be reported is told, not a traceback."""
     path = make_run(tmp_path / HOSTILE.replace("/", "-"))

@@ -8,8 +8,8 @@ import pytest
 
 from report.made_runs import make_run
 from unisono.errors import ConfigError
+from unisono.observe.speed import Slow
 from unisono.report.run_view import read_run
-from unisono.report.watch.ranks import Slow
 from unisono.report.watch.state import MOST_POINTS, WatchedRun
 from unisono.report.watch.told import events
 from unisono.system.processes import boot_id, look_at
@@ -95,10 +95,10 @@ def test_how_it_ended(tmp_path):
 
 def test_launches_and_slow_ranks(tmp_path):
     """An interruption with the steps done again, and the rank whose own work is longer."""
-    run = WatchedRun(make_run(tmp_path / "run", launches=((1, 40), (31, 60)), slow=1))
+    run = WatchedRun(make_run(tmp_path / "run", steps=90, launches=((1, 40), (31, 90)), slow=1))
     assert [launch[0] for launch in run.launches] == [1, 2]
     assert run.launches[1] == (2, 2, 31, 40)
-    assert run.slowest() == Slow(1, "forward", pytest.approx(0.020), pytest.approx(0.010))
+    assert run.slowest() == Slow(1, "forward", pytest.approx(0.041 / 4), pytest.approx(0.031 / 4))
     assert WatchedRun(make_run(tmp_path / "even")).slowest() is None
     waiting = make_run(tmp_path / "waiting", slow=1, other=900)  # 10 of 936 ms
     assert WatchedRun(waiting).slowest() is None
@@ -119,6 +119,23 @@ def test_a_rank_that_the_others_left_behind(tmp_path):
     run = WatchedRun(path)
     assert run.lost() == [2]
     assert [told.partition("rank")[2] for told in events(run)] == [" 2 is gone; it has written no step"]
+
+
+def test_a_death_that_the_others_have_told(tmp_path):
+    """The step is the launcher's, not the last one that the dead rank has written; it is known at once."""
+    path = make_run(tmp_path / "run", workers=3, launches=((1, 30), (31, 60)))
+    file = path / "phases" / "rank-2.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-5]))  # up to step 55, which is half a second before the end
+    for rank in (0, 1):
+        with (path / "phases" / f"rank-{rank}.jsonl").open("a") as phases:
+            phases.write('{"lost": 2, "step": 58, "wall_ns": 1795000025000000000}\n')
+    run = WatchedRun(path)
+    assert (run.lost(), run.facts()["lost"], run.num_damaged) == ([2], [2], 0)
+    assert [told.partition("rank")[2] for told in events(run)][1:] == [" 2 died in step 58"]
+    assert len(read_run(path).phases) == 175  # the report reads on
+    file.unlink()  # it was on another host, which keeps its own
+    assert [told.partition("rank")[2] for told in events(WatchedRun(path))][1:] == [" 2 died in step 58"]
 
 
 def test_a_launch_without_a_step(tmp_path):

@@ -294,8 +294,10 @@ class LiveRecovery(HasGuests):
                     who = f"{self._dead}; the" if self._dead else "The"
                     self._tell(f"{who} other workers cannot go on without it: {reason}.")
             released = order.released if isinstance(order, Halt) else ()
+            steps = {dead: step for dead, (step, _) in self._places.items() if step > 0}
+            deaths = {"deaths": steps} if steps and isinstance(order, Halt) else {}
             for rank in (*self._members.members, *released):
-                self._send(rank, _message_of(order))
+                self._send(rank, _message_of(order) | deaths)
             if released:
                 self._released |= {*released}
                 self.excluded |= {*released}

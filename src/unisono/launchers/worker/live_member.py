@@ -54,6 +54,7 @@ class LiveMember:
         offer: Makes a place to meet for so many ranks in a world of an epoch, and returns its address.
         interrupt: Called by the thread that hears, whenever `is_called` is set: lets threads go that wait.
         released: Numbers of members that have left because they were not needed any more.
+        deaths: Of each that has died the step that it was in, as the launcher tells it; none where that is unknown.
         word_s: How long the launcher's word is waited for once a peer is seen dead.
     """
 
@@ -68,6 +69,7 @@ class LiveMember:
         self._seen_dead, self._left_at = 0.0, ENDLESS
         self.is_called = self.is_anchored = self.is_knocked = False
         self.released: set[int] = set()
+        self.deaths: dict[int, int] = {}
         self.word_s = _WORD_S
         self.offer: Callable[[int, int], str] = lambda size, epoch: ""
         self.interrupt: Callable[[], None] = lambda: None
@@ -228,6 +230,7 @@ class LiveMember:
             else:
                 order = _order_of(message)
                 self.released |= {*message.get("released", ())}
+                self.deaths |= {int(rank): step for rank, step in message.get("deaths", {}).items()}
                 if isinstance(order, Halt) and order.epoch > self._side.called:
                     self._members = order.members
                 self._side = self._side.hear(order)

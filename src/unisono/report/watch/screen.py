@@ -4,10 +4,12 @@ import io
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from unisono.report.charts import mean_of
+from unisono.report.content import log_ends
 from unisono.report.watch.ranks import RankState
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import ended, events, held_up, progress, room, setup, spell_clock, spelt, values, verdict
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_PALE = "░"
 _COLOURS = {
     "data": "yellow", "forward": "cyan", "backward": "blue", "reduce": "magenta", "update": "green",
     "checkpoint": "red", "evaluate": "white", "other": "bright_black",
@@ -35,33 +38,48 @@ _LEAST_CURVE = 8
 
 
 def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
-    """Return a curve as lines of text, the newest point at the right; on a logarithmic scale where all are above zero.
+    """Return a smooth curve as lines of text, the newest point at the right; logarithmic as `log_ends` says.
 
     Where there are more points than columns, a column shows the mean of its stretch; where there are fewer, each point
-    takes several columns.
+    takes several columns. Above it single points are pale: the highest of each column, as far as the scale reaches.
 
     Args:
         points: (x, y); what is not finite is left out.
         width: Columns, of which ten are for the numbers at the left.
         height: Lines.
     """
-    columns = max(8, width - 10)
-    values = _spread([y for _, y in points if math.isfinite(y)], columns)
+    values = _columns(points, width)
     if not values:
         return []
-    eighths = _eighths(values, height, is_log=min(values) > 0)
+    low, high = min(values), max(values)
+    single = _spread([y for _, y in points if math.isfinite(y)], len(values), max)
+    eighths = _eighths([*values, *(min(high, max(low, value)) for value in single)], height, is_log=_is_log(values))
     lines = []
     for row in reversed(range(height)):
-        label = max(values) if row == height - 1 else min(values) if row == 0 else None
-        cells = "".join(_EIGHTHS[max(0, min(8, eighth - 8 * row))] for eighth in eighths)
+        label = high if row == height - 1 else low if row == 0 else None
+        cells = "".join(
+            _PALE if mine <= 8 * row < 8 * row + 4 < top else _EIGHTHS[max(0, min(8, mine - 8 * row))]
+            for mine, top in zip(eighths[: len(values)], eighths[len(values) :], strict=True)
+        )
         lines.append(f"{'' if label is None else f'{label:.4g}':>9} {cells}")
     return lines
 
 
-def _spread(values: Sequence[float], columns: int) -> list[float]:
-    """Return one value for each column, the mean of its stretch; nothing of nothing."""
+def _columns(points: Sequence[tuple[float, float]], width: int) -> list[float]:
+    """Return what each column of a curve shows."""
+    return _spread([y for _, y in mean_of(points)[0]], max(8, width - 10))
+
+
+def _is_log(values: Sequence[float]) -> bool:
+    return log_ends([(0.0, value) for value in values]) is not None
+
+
+def _spread(
+    values: Sequence[float], columns: int, of: Callable[[Sequence[float]], float] = statistics.fmean
+) -> list[float]:
+    """Return one value for each column, the mean of its stretch, or what `of` says; nothing of nothing."""
     ends = [n * len(values) // columns for n in range(columns + 1 if values else 0)]
-    return [statistics.fmean(values[first : max(last, first + 1)]) for first, last in itertools.pairwise(ends)]
+    return [of(values[first : max(last, first + 1)]) for first, last in itertools.pairwise(ends)]
 
 
 def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> list[int]:
@@ -74,13 +92,17 @@ def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> l
 @final
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How much of a run is drawn: lines of its curve, last events, ranks, scores, and what the letters of bars mean."""
+    """How much of a run is drawn: lines of its curve, last events, ranks, scores, what the letters of bars mean.
+
+    `is_least`: only how it does, how far it is, its values, what holds it up, and what to do next.
+    """
 
     curve: int
     events: int = _MOST_EVENTS
     ranks: int = _MOST_RANKS
     scores: int = _MOST_SCORES
     legend: bool = True
+    is_least: bool = False
 
 
 _SIZES = (
@@ -89,6 +111,7 @@ _SIZES = (
     *(_Size(lines, 2, 4, scores, legend=False) for lines, scores in ((3, 2), (2, 2), (2, 0))),
     *(_Size(2, events, ranks, 0, legend=False) for events, ranks in ((1, 2), (1, 0))),
     _Size(0, 1, 0, 0, legend=False),
+    *(_Size(lines, 0, 0, 0, legend=False, is_least=True) for lines in (3, 2, 0)),
 )
 """From the largest to the smallest: the first one for which the terminal has lines is drawn."""
 
@@ -105,14 +128,20 @@ def draw(runs: Sequence[WatchedRun], width: int, height: int | None = None, keys
     from rich.console import Console, Group
     from rich.text import Text
 
+    if len(runs) > 1 and height is not None and len(runs) + 2 > height:  # those that train first
+        shown = sorted(runs, key=lambda run: run.state not in {"training", "starting"})[: max(1, height - 2)]
+        more = Text(f"and {counted(len(runs) - len(shown), 'more run', 'more runs')}", style="dim")
+        return Group(side_by_side(shown, width), more)
     several = [side_by_side(runs, width)] if len(runs) > 1 else []
     console = Console(file=io.StringIO(), width=width)
     for size in _SIZES[3:] if height is None else _SIZES:
         found = Group(*several, *(_panel(run, width - 4, size, keys) for run in runs))
         if height is None or len(console.render_lines(found)) <= height:
             return found
-    below = " · ".join(filter(None, ["unisono watch RUN shows one run by itself", keys]))
-    return Group(*several, Text(below, style="dim")) if several else found
+    if several:
+        below = " · ".join(filter(None, ["unisono watch RUN shows one alone", keys]))
+        return Group(*several, Text(below, style="dim", no_wrap=True, overflow="ellipsis"))
+    return Group(_panel(runs[0], width - 4, _SIZES[-1], keys, height))
 
 
 def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
@@ -141,15 +170,20 @@ def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
     return table
 
 
-def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "") -> "Panel":
-    from rich.console import Group
+def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "", height: int | None = None) -> "Panel":
+    """Return one run in a frame; with `height` no more than its first lines."""
+    from rich.console import Console, Group
     from rich.panel import Panel
     from rich.text import Text
 
     state = run.state
     told, style = verdict(run)
-    parts: list[RenderableType] = [Text(told, style=style), *(Text(line) for line in _where(run, width))]
+    parts: list[RenderableType] = [Text(told, style=style)]
+    parts += [Text(line) for line in (_least if size.is_least else _where)(run, width)]
     parts += [Text(line, style="yellow") for line in held_up(run)]
+    if height is not None:
+        lines = itertools.chain(*(part.wrap(Console(), width) for part in parts if isinstance(part, Text)))
+        parts = list(itertools.islice(lines, max(1, height - 2)))
     is_wide = width >= _SIDE_BY_SIDE
     half = (width - _GAP) // 2 if is_wide else width
     left: list[RenderableType] = [*_loss(run, half, size.curve + 3 * (is_wide and size.curve > 0))]
@@ -157,10 +191,10 @@ def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "") -> "Panel":
     if run.ranks and size.ranks:
         right += [_ranks(run, half, size.ranks), *(_legend(run, half) if size.legend else ())]
     parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
-    happened = list(events(run))
+    happened = [] if size.is_least else list(events(run))
     more = [counted(len(happened) - size.events, "earlier event")] if len(happened) > size.events else []
     parts += [Text(line, style="yellow") for line in [*more, *happened[-size.events :]]]
-    parts += [Text(line, style="dim") for line in _packed(room(run), width)]
+    parts += [] if size.is_least else [Text(line, style="dim") for line in _packed(room(run), width)]
     title = Text.assemble((run.name, "bold"), " ", (state, _TONES.get(state, "red")))
     below = Text(keys, style="dim") if keys else None
     return Panel(Group(*parts), title=title, title_align="left", subtitle=below, subtitle_align="right")
@@ -170,9 +204,12 @@ def _loss(run: WatchedRun, width: int, height: int) -> "Iterator[Text]":
     from rich.text import Text
 
     if run.losses and height:
-        scale = ", log scale" if min(loss for _, loss in run.losses) > 0 else ""
-        yield Text(f"loss, steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}{scale}", style="dim")
-        yield from map(Text, curve(run.losses, width, height))
+        lines = curve(run.losses, width, height)
+        notes = [f"steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}"]
+        notes += ["log scale"] if _is_log(_columns(run.losses, width)) else []
+        notes += [f"{_PALE} single steps"] if any(_PALE in line for line in lines) else []
+        yield Text(f"loss, {', '.join(notes)}", style="dim")
+        yield from map(Text, lines)
 
 
 def _beside(left: "Iterable[RenderableType]", right: "Iterable[RenderableType]", width: int) -> "Table":
@@ -222,12 +259,25 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     if told := setup(run):
         yield told
     yield from _packed(progress(run), width)
+    yield from _bar_of_steps(run, width)
+    yield from _packed(values(run), width)
+    yield from _packed(ended(run), width)
+
+
+def _bar_of_steps(run: WatchedRun, width: int) -> Iterator[str]:
+    """Yield how far it is as a bar, where it is known when it ends."""
     if run.num_steps and "stopped_by" not in run.result:
         share = min(1.0, run.step / run.num_steps)
         full = round(share * (width - 7))
         yield "█" * full + "░" * (width - 7 - full) + f" {share:5.0%}"
+
+
+def _least(run: WatchedRun, width: int) -> Iterator[str]:
+    """Yield of `_where` what a small terminal has room for."""
+    yield from _packed(progress(run), width)
+    yield from _bar_of_steps(run, width)
     yield from _packed(values(run), width)
-    yield from _packed(ended(run), width)
+    yield from (line for line in ended(run) if line.startswith("next: "))
 
 
 def _ranks(run: WatchedRun, width: int, most: int) -> "Table":

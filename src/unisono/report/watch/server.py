@@ -24,7 +24,7 @@ from unisono.report.watch.told import ended, events, held_up, progress, room, se
 _REPORT_EVERY_S = 5.0
 _TIMES_AS_LONG = 10
 """So many times what the last report took passes before the next: a long run's takes seconds of the run's own cores."""
-_TONES = {"bold red": "bad", "bold green": "good"}
+_TONES = {"bold red": "bad", "bold green": "good", "bold yellow": "note"}
 _FRAME = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,"><style>
@@ -54,7 +54,7 @@ frame.contentWindow.scrollTo(0,top)}};view.location.reload()}}
 const source=new EventSource("events?token={token}")
 source.onmessage=event=>{{const told=JSON.parse(event.data),known=told.runs.filter(run=>run.share!==null)
 now.replaceChildren(...told.runs.map(show))
-document.title=[...known.map(run=>Math.floor(100*run.share)+"%"),title].join(" ")
+document.title=[...known.map(run=>run.state==="training"?Math.floor(100*run.share)+"%":run.state),title].join(" ")
 if(told.redraw)redraw()}}
 source.onerror=()=>{{now.textContent="the connection is lost; unisono watch has ended?"}}
 </script></body></html>"""

@@ -11,11 +11,11 @@ from typing import Any, final
 from unisono.errors import ConfigError
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import WINDOW, WITHIN, Speed, rates, seconds_within, speed_in, speed_of
+from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of
 from unisono.observe.tail import Tail
 from unisono.report.charts import thin
 from unisono.report.run_view import check_run, damage_of, holder_of, is_held, newest_checkpoint
-from unisono.report.watch.ranks import RankState, Slow, left_behind, slowest
+from unisono.report.watch.ranks import RankState, left_behind, slowest
 
 MOST_POINTS = 2000
 _SILENT_S = 30.0
@@ -37,6 +37,7 @@ class WatchedRun:
         launches: For each launch in order (number, world size, first step, the last step of the one before).
         began_s: When each of them began, by its number, in seconds since 1970.
         ranks: By rank, of the newest launch.
+        died: By (launch, rank) in which step it has died, as the launcher tells it, and when, in seconds since 1970.
         num_damaged: Lines that are no JSON.
 
     Raises:
@@ -56,6 +57,7 @@ class WatchedRun:
         self.metrics: dict[str, float] = {}
         self.history: dict[str, list[tuple[float, float]]] = {}
         self.ranks: dict[int, RankState] = {}
+        self.died: dict[tuple[int, int], tuple[int, float]] = {}
         self.launches: list[tuple[int, int, int, int]] = []
         self.began_s: dict[int, float] = {}
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
@@ -112,7 +114,10 @@ class WatchedRun:
                 elif "last" in line:
                     self.num_steps = line["last"]
                 elif (head := self._heads.get(file.name)) is not None:
-                    self._step_of(head, line)
+                    if "lost" in line:
+                        self.died.setdefault((head["launch"], line["lost"]), (line["step"], line["wall_ns"] / 1e9))
+                    else:
+                        self._step_of(head, line)
 
     def _launch(self, head: Mapping[str, Any]) -> None:
         """A launch that does no step, of a run that is complete, leaves the ranks of the one before as they are."""
@@ -137,7 +142,7 @@ class WatchedRun:
             return
         seconds = {phase: ns / 1e9 for phase, ns in zip(head["phases"], line["ns"], strict=True)}
         began = (head["wall_ns"] + line["at_ns"]) / 1e9
-        rank.add(line["step"], began, seconds)
+        rank.add(line["step"], began, seconds, line.get("replicas", 0))
         number, world_size, first, before = self.launches[-1]
         if not first:
             self.launches[-1] = number, world_size, line["step"], before
@@ -157,7 +162,8 @@ class WatchedRun:
     def state(self) -> str:
         """``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``."""
         lives = is_held(self.path)
-        if self.result and not lives:
+        is_done = self.num_steps is not None and self.step >= self.num_steps == self.result.get("steps")
+        if self.result and (not lives or is_done):  # the program may do something else when its run is finished
             return "finished" if self.result.get("finished", True) else "stopped"
         if lives:
             return "training" if self.step else "starting"
@@ -177,7 +183,7 @@ class WatchedRun:
             return speed_in(self.result)
         return speed_of(
             (self._sizes[step], sum(seconds.values()), seconds_within(seconds))
-            for step, _, seconds in self._ahead().steps
+            for step, _, seconds, _ in self._ahead().steps
             if step in self._sizes
         )
 
@@ -198,8 +204,13 @@ class WatchedRun:
         return (self.num_steps - self.step) * (self._ahead().ended_s - steps[0][1]) / len(steps)
 
     def lost(self) -> list[int]:
-        """Return the ranks that the others have left behind."""
-        return left_behind(self.ranks)
+        """Return the ranks that have died, or that the others have left behind."""
+        launch = self.launches[-1][0] if self.launches else 0
+        return sorted({*left_behind(self.ranks), *(rank for number, rank in self.died if number == launch)})
+
+    def died_in(self, rank: int) -> tuple[int, float] | None:
+        """Return in which step a rank of the newest launch has died, and when; None where nobody has told."""
+        return self.died.get((self.launches[-1][0], rank)) if self.launches else None
 
     def joined(self) -> list[int]:
         """Return the ranks that were not there at the launch's beginning, and have done a step."""

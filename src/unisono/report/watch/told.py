@@ -28,16 +28,21 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
         return f"{told}; {loss}: it diverges" if diverges(run.losses) else told, "bold red"
     if diverges(run.losses):
         return f"the loss diverges: {loss}. Lower the learning rate, or set clip_norm", "bold red"
-    if state in {"finished", "stopped"}:
+    if state == "stopped":
+        of = f" of {run.num_steps:,}" if run.num_steps else ""
+        return f"saved after step {run.step:,}{of}, the same command goes on; {loss}", "bold yellow"
+    if state == "finished":
         return loss, "bold green"
     if state == "silent":
         return "no step for long: it waits, or was killed on another machine", "bold red"
     if state == "starting":
         return "no step yet", "bold cyan"
+    if run.num_steps and run.step >= run.num_steps:
+        return f"all {counted(run.num_steps, 'step')} are done, it is ending", "bold cyan"
     trend, slow = trend_of(run.losses), run.slowest()
     parts = ["on track" if eta_s is None else f"on track: {spell_clock(eta_s)} left"]
     parts += [f"loss {trend}"] if trend else []
-    parts += [f"rank {slow.rank} is slow"] if slow is not None else []
+    parts += [f"rank {slow.rank} is slow by {slow.more:.0%}"] if slow is not None else []
     return ", ".join(parts), "bold cyan"
 
 
@@ -46,7 +51,7 @@ def setup(run: WatchedRun) -> str:
     name = (run.score.get("strategy") or {}).get("name", "exact")
     parts = [f"{name}, {run.score.get('replicas', '?')} replicas"] if run.score else []
     if parts and run.ranks:
-        parts[0] += f" on {counted(len(run.ranks) - len(run.lost()), 'worker')}"
+        parts[0] += f" on {counted(len(run.ranks.keys() - run.lost()), 'worker')}"
     elapsed = run.elapsed_s()
     return ", ".join([*parts, *([] if elapsed is None else [f"running for {spell_clock(elapsed)}"])])
 
@@ -64,8 +69,12 @@ def progress(run: WatchedRun) -> Iterator[str]:
 
 
 def values(run: WatchedRun) -> list[str]:
-    """Return the last values, each with its name; the only learning rate is called ``lr``."""
-    found = ({"loss": run.losses[-1][1]} if run.losses else {}) | run.metrics
+    """Return the last values, each with its name; the only learning rate is called ``lr``.
+
+    The loss is not among them where `verdict` tells it.
+    """
+    is_told = run.state in {"finished", "stopped"} or diverges(run.losses)
+    found = ({"loss": run.losses[-1][1]} if run.losses and not is_told else {}) | run.metrics
     if "lr/1" not in found:
         found = {"lr" if key == "lr/0" else key: value for key, value in found.items()}
     return [f"{key} {spelt(value)}" for key, value in found.items()]
@@ -73,9 +82,10 @@ def values(run: WatchedRun) -> list[str]:
 
 def ended(run: WatchedRun) -> Iterator[str]:
     """Yield what a run that has ended leaves, and what to do next; nothing of one that trains."""
-    if run.state == "ended" and (command := of_a_run(run.path)):
+    state = run.state
+    if state in {"ended", "stopped"} and (command := of_a_run(run.path)):
         yield f"next: {plain(command)}"
-    if run.state not in {"finished", "stopped"}:
+    if state not in {"finished", "stopped"}:
         return
     if isinstance(why := run.result.get("stopped_by"), str):
         yield f"stopped by its program: {why}"
@@ -83,7 +93,8 @@ def ended(run: WatchedRun) -> Iterator[str]:
         yield f"took {spell_seconds(seconds)} (last launch)"
     if isinstance(fingerprint := run.result.get("fingerprint"), str):
         yield f"fingerprint {fingerprint[:16]}..."
-    yield f"next: {shlex.join(['unisono', 'report', plain(str(run.path))])}"
+    shown = shlex.join(["unisono", "report", plain(str(run.path))])
+    yield f"next: {shown}" if state == "finished" else f"its curves: {shown}"
 
 
 def held_up(run: WatchedRun) -> Iterator[str]:
@@ -94,8 +105,7 @@ def held_up(run: WatchedRun) -> Iterator[str]:
         named = ", ".join(f"{_OUTSIDE.get(phase, phase)} {share:.0%}" for phase, share in parts if share >= 0.01)
         yield f"{speed.spell_outside()}: {named}"
     if slow:
-        took, usual = spell_seconds(slow.seconds), spell_seconds(slow.usual)
-        yield f"rank {slow.rank} is slow: {slow.phase} takes {took}, in the other ranks {usual}"
+        yield slow.spell()
 
 
 def events(run: WatchedRun) -> Iterator[str]:
@@ -107,6 +117,9 @@ def events(run: WatchedRun) -> Iterator[str]:
             told = f"launch {number}: {counted(world_size, 'worker')} from step {first}{again}"
             found.append((run.began_s[number], told))
     for number in run.lost():
+        if died := run.died_in(number):
+            found.append((died[1], f"rank {number} died in step {died[0]}"))
+            continue
         rank = run.ranks[number]
         last = f"the last step it has written is {rank.step}" if rank.step else "it has written no step"
         found.append((max(rank.opened_s, rank.ended_s), f"rank {number} is gone; {last}"))

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, final
 
+from unisono.environment import told_command
 from unisono.errors import ConfigError
+from unisono.launchers.program_files import COMMAND
 from unisono.system.directory import Directory
 from unisono.train.run_directory.files import RunFiles
 
@@ -47,11 +49,15 @@ def describe_program(modules: Mapping[str, ModuleType] = MappingProxyType(sys.mo
     found = {Path(getattr(module, "__file__", None) or "/") for module in list(modules.values())}
     files = {script, *(path for path in found if _is_below(script.parent, path))}
     hashes = {str(path): _hash(path) for path in sorted(files)}
+    return {"script": str(script), "args": sys.argv[1:], "directory": _here(), "files": hashes}
+
+
+def _here() -> str:
+    """Return the working directory; empty where somebody has deleted it."""
     try:
-        directory = str(Path.cwd())
-    except FileNotFoundError:  # somebody has deleted it
-        directory = ""
-    return {"script": str(script), "args": sys.argv[1:], "directory": directory, "files": hashes}
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
 
 
 def _is_below(directory: Path, path: Path) -> bool:
@@ -111,7 +117,9 @@ class LaunchedProgram:
         self._now: dict[str, Any] | None = None
 
     def enter(self) -> None:
-        """Look at this process; record its program where the directory has none."""
+        """Look at this process; record the command that started it, and its program where the directory has none."""
+        if command := told_command():
+            self._files.write(COMMAND, {"command": command, "directory": _here()})
         self._now = describe_program()
         if self._now is not None and self._files.read(FILE_NAME) is None:
             self._files.write(FILE_NAME, self._now)

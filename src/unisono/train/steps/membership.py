@@ -254,6 +254,8 @@ class Live:
         if before:
             self._new = tuple(sorted({*self._new, *(now - before)} & now))
             found = (before - now) - self._member.released, now - before, (before - now) & self._member.released
+            for member in sorted(found[0] & self._member.deaths.keys()):
+                self._run.phases.lost(member, self._member.deaths[member])
             self._changes = {
                 name: self._changes[name] + len(ranks) for name, ranks in zip(_CHANGES, found, strict=True)
             }
