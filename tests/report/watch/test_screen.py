@@ -71,7 +71,7 @@ def test_a_narrow_screen_breaks_nothing(tmp_path):
 @pytest.mark.parametrize("height", [5, 8, 10, 12, 14, 18, 22, 30, 60])
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_the_screen_is_no_higher_than_the_terminal(width, height, tmp_path):
-    """What there are no lines for is left out: curve, ranks and scores before the last event; the keys are told.
+    """What there are no lines for is left out: curve, ranks and metrics before the last event; the keys are told.
 
     How it does, how far it is, its values and what holds it up stand first.
     """
@@ -84,8 +84,8 @@ def test_the_screen_is_no_higher_than_the_terminal(width, height, tmp_path):
     assert "no step for long" in words and ("step 60" in words or (width, height) == (40, 5))
     assert height < 12 or ("loss 0.0333" in words and "of the time is outside of steps" in words)
     assert "launch 2: 8 workers from step" in words or height < (22 if width == 40 else 18)
-    assert "scores: last" in text or height < 30
-    assert "scores: last" not in text or height > 10
+    assert "metrics: last" in text or height < 30
+    assert "metrics: last" not in text or height > 10
 
 
 def test_several_runs_stand_side_by_side(tmp_path):
@@ -139,12 +139,12 @@ def test_the_last_checkpoint(tmp_path):
 
 
 def test_a_wide_screen_has_two_columns(tmp_path):
-    """From 114 columns on the loss stands beside scores and ranks."""
+    """From 114 columns on the loss stands beside metrics and ranks."""
     run = WatchedRun(make_run(tmp_path / "run"))
     assert "loss, steps 1 to 60, log scale" in shown([run], 160)
     for width, is_beside in ((110, False), (114, True)):
         (line,) = [line for line in shown([run], width).splitlines() if "loss, steps" in line]
-        assert ("scores: last" in line) is is_beside
+        assert ("metrics: last" in line) is is_beside
 
 
 def test_many_ranks_and_runs(tmp_path):

@@ -32,7 +32,7 @@ _SIDE_BY_SIDE = 110  # columns from which the loss stands beside what is measure
 _GAP = 3
 _MOST_BAR = 60
 _MOST_RANKS = 16
-_MOST_SCORES = 4
+_MOST_METRICS = 4
 _MOST_EVENTS = 12
 _LEAST_CURVE = 8
 
@@ -92,7 +92,7 @@ def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> l
 @final
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How much of a run is drawn: lines of its curve, last events, ranks, scores, what the letters of bars mean.
+    """How much of a run is drawn: lines of its curve, last events, ranks, metrics, what the letters of bars mean.
 
     `is_least`: only how it does, how far it is, its values, what holds it up, and what to do next.
     """
@@ -100,7 +100,7 @@ class _Size:
     curve: int
     events: int = _MOST_EVENTS
     ranks: int = _MOST_RANKS
-    scores: int = _MOST_SCORES
+    metrics: int = _MOST_METRICS
     legend: bool = True
     is_least: bool = False
 
@@ -108,7 +108,7 @@ class _Size:
 _SIZES = (
     *(_Size(lines) for lines in (8, 7, 6, 5, 4, 3)),
     *(_Size(3, events, ranks) for events, ranks in ((6, 16), (3, 16), (3, 8), (2, 4))),
-    *(_Size(lines, 2, 4, scores, legend=False) for lines, scores in ((3, 2), (2, 2), (2, 0))),
+    *(_Size(lines, 2, 4, metrics, legend=False) for lines, metrics in ((3, 2), (2, 2), (2, 0))),
     *(_Size(2, events, ranks, 0, legend=False) for events, ranks in ((1, 2), (1, 0))),
     _Size(0, 1, 0, 0, legend=False),
     *(_Size(lines, 0, 0, 0, legend=False, is_least=True) for lines in (3, 2, 0)),
@@ -148,7 +148,7 @@ def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
     """Return several runs in a table: what matters most at the left, as many columns as there is room for."""
     from rich.table import Table
 
-    scores = [name for name in dict.fromkeys(itertools.chain(*(run.metrics for run in runs))) if name[:2] != "lr"]
+    metrics = [name for name in dict.fromkeys(itertools.chain(*(run.metrics for run in runs))) if name[:2] != "lr"]
     columns: dict[str, list[str]] = {
         "run": [run.name[:24] for run in runs],
         "state": [run.state for run in runs],
@@ -156,7 +156,7 @@ def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
         "loss": [spelt(run.losses[-1][1]) if run.losses else "-" for run in runs],
         "samples/s": ["-" if (speed := run.speed) is None else f"{speed.by_clock:,.0f}" for run in runs],
         "left": ["-" if (eta_s := run.eta_s) is None else spell_clock(eta_s) for run in runs],
-    } | {name: [spelt(run.metrics[name]) if name in run.metrics else "-" for run in runs] for name in scores}
+    } | {name: [spelt(run.metrics[name]) if name in run.metrics else "-" for run in runs] for name in metrics}
     table, used = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), 0
     fitting = []
     for name, cells in columns.items():
@@ -187,7 +187,7 @@ def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "", height: int
     is_wide = width >= _SIDE_BY_SIDE
     half = (width - _GAP) // 2 if is_wide else width
     left: list[RenderableType] = [*_loss(run, half, size.curve + 3 * (is_wide and size.curve > 0))]
-    right: list[RenderableType] = [Text(line) for line in _scores(run, half, size.scores)]
+    right: list[RenderableType] = [Text(line) for line in _metrics(run, half, size.metrics)]
     if run.ranks and size.ranks:
         right += [_ranks(run, half, size.ranks), *(_legend(run, half) if size.legend else ())]
     parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
@@ -237,14 +237,14 @@ def _packed(entries: Iterable[str], width: int) -> Iterator[str]:
         yield line
 
 
-def _scores(run: WatchedRun, width: int, most: int) -> Iterator[str]:
+def _metrics(run: WatchedRun, width: int, most: int) -> Iterator[str]:
     """Yield a small curve of each metric that has been measured more than once; of learning rates none."""
     found = [(name, [value for _, value in points if math.isfinite(value)])
              for name, points in run.history.items() if not name.startswith("lr")]  # fmt: skip
     found = [(name[:24], values) for name, values in found if len(values) > 1][:most]
     names = max((len(name) for name, _ in found), default=0)
     if found:
-        yield "scores: last (lowest to highest)"
+        yield "metrics: last (lowest to highest)"
     for name, measured in found:
         told = f"{spelt(measured[-1])} ({spelt(min(measured))} to {spelt(max(measured))})"
         if width - names - len(told) - 2 < _LEAST_CURVE:
