@@ -78,6 +78,8 @@ def ending_of(group: WorkerGroup, root: Failure, message: str) -> Ending:
     told = told_by(group)
     last, report, spec = told[root.rank], root.report, group.spec
     is_live_off = spec.live == "off" and spec.world_size > 1 and not spec.why_not_live
+    everywhere = spec.world_size == 1 or len(root.alike) == spec.world_size
+    is_alike = report is not None and report.is_mistake and everywhere and not any(one.done for one in told.values())
     return Ending(
         rank=-1 if root.is_secondary or root.rank not in spec.ranks else root.rank,
         what=message.partition("\n")[0].rstrip(".:") + ".",
@@ -88,6 +90,7 @@ def ending_of(group: WorkerGroup, root: Failure, message: str) -> Ending:
         samples=last.samples if last.replica >= 0 else (),
         error=report.type_name if report is not None and not report.is_secondary else "",
         is_final=report is not None and report.is_final,
+        is_alike=is_alike,
         could_go_on_live=is_live_off and report is None and root.code < 0,  # exit codes and exceptions end all workers
     )
 

@@ -23,6 +23,15 @@ def test_no_restarts_unless_asked():
         assert Restarts(0, 2).judge(ending(saved=4, **cause)) == GiveUp(f"{hint}, once the cause is removed.")
 
 
+def test_a_mistake_that_all_met_is_not_tried_again():
+    """Before the first step every worker has met it: the reason says so; without restarts nothing is added."""
+    met = ending(step=1, done=0, error="NameError", is_alike=True)
+    again = "before the first step, so the same program would fail again."
+    assert Restarts(3, 2).judge(met) == GiveUp(f"No restart: every worker has met it {again}")
+    assert Restarts(3, 1).judge(met) == GiveUp(f"No restart: it came {again}")
+    assert Restarts(0, 2).judge(met) == GiveUp("")
+
+
 def test_progress_makes_restarts_free():
     """However often a run dies, it goes on while every attempt comes further, by a step or by a checkpoint."""
     rule = Restarts(1, 2)

@@ -103,6 +103,15 @@ def test_a_wrong_setting_wins(place):
     assert len(result.stdout.splitlines()) == 2
 
 
+def test_a_mistake_of_all_ranks_is_told_once_and_not_restarted(place):
+    """A missing name before the first step: one text for all ranks, one traceback, no second attempt."""
+    result = place.run("print('run', flush=True)\nmodle\n", "-n3", "--max-restarts", "2")
+    assert (result.returncode, result.stdout.count("run")) == (1, 3)
+    assert result.stderr.startswith("unisono run: all 3 ranks failed alike with NameError: name 'modle'")
+    assert result.stderr.count("Traceback") == 1 and "Restart 1" not in result.stderr
+    assert "No restart: every worker has met it before the first step" in result.stderr
+
+
 def test_a_dying_child_does_not_hide_the_failure(place):
     """A handler of SIGCHLD that raises, as torch's for data loading processes, does not get into the report."""
     result = place.run(

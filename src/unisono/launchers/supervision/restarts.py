@@ -28,6 +28,7 @@ class Ending:
     samples: tuple[int, ...] = ()  #: Its samples' indices, as far as they are known.
     error: str = ""  #: Type of the exception that ended it; empty for a death without one.
     is_final: bool = False  #: Whether the same program on the same data must fail again, as with a wrong setting.
+    is_alike: bool = False  #: Whether all workers met the same mistake in the program, before the first step.
     is_unkillable: bool = False  #: Whether a worker could not be ended, so that a second one beside it would be unsafe.
     could_go_on_live: bool = False  #: Whether live recovery, which is off, may go on after a death of this kind.
 
@@ -86,6 +87,9 @@ class Restarts:
             return GiveUp("No restart: a worker cannot be killed and might write beside its successor.")
         if ending.is_final:
             return GiveUp("No restart: the same program would fail again.")
+        if ending.is_alike:
+            who = "every worker has met it" if self.workers > 1 else "it came"
+            return GiveUp(f"No restart: {who} before the first step, so the same program would fail again.")
         last, self._last = self._last, ending
         best = (max(self._best[0], ending.done), max(self._best[1], ending.saved))
         if best != self._best:
