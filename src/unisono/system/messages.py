@@ -11,10 +11,13 @@ from types import FrameType, FunctionType, TracebackType
 
 from unisono.errors import UnisonoError
 from unisono.system.hints import of_a_mistake
+from unisono.system.words import counted
 
 _TORCH = f"-packages{os.sep}torch{os.sep}"
 _SAYS_ALL = "_unisono_says_all"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_FRAME = re.compile(r'^  File "(.+)", line .*\n(?:    .*\n)*', re.MULTILINE)
+_FOREIGN = rf'(?=  File "(?:.*{re.escape(_TORCH)}|{re.escape(_OURS)}))'
 
 CONTROL = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor moves
@@ -68,6 +71,27 @@ def show_own_lines(error: BaseException) -> None:
         if not _is_our_frame(each):
             kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     error.__traceback__ = kept
+
+
+def folded(text: str) -> str:
+    """Return a formatted traceback in which frames of torch and of this package that follow each other are one line.
+
+    Where no other frame is left, it stays as it is: the fault may be there.
+    """
+    whose = [_owner(found[1]) for found in _FRAME.finditer(text)]
+    if all(whose):
+        return text
+
+    def fold(found: re.Match[str]) -> str:
+        owners = [_owner(each[1]) for each in _FRAME.finditer(found[0])]
+        return f"  ... {counted(len(owners), 'frame')} in {' and '.join(sorted(set(owners)))}\n"
+
+    return re.sub(f"(?:{_FOREIGN}{_FRAME.pattern})+", fold, text, flags=re.MULTILINE)
+
+
+def _owner(file: str) -> str:
+    """Return ``torch`` or ``unisono`` for a file of theirs, nothing for another."""
+    return "torch" if _TORCH in file else "unisono" if is_ours(file) else ""
 
 
 def _frames(error: BaseException) -> list[TracebackType]:

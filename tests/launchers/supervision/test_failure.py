@@ -140,6 +140,19 @@ def test_report_round_trip(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["error-1.json"]
 
 
+def test_frames_of_torch_are_counted(monkeypatch):
+    """The program's own lines are shown, torch's counted; all of them where torch's own variable asks for them."""
+
+    def raiser():
+        torch.nn.Linear(2, 2)(torch.ones(3, 3))
+
+    text = report_of(raiser).traceback
+    assert "torch.ones(3, 3)" in text and "  ... 3 frames in torch\nRuntimeError: mat1" in text
+    assert "module.py" not in text
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
+    assert "module.py" in report_of(raiser).traceback
+
+
 def test_broken_text():
     """An exception that cannot say what it is still makes a report."""
 

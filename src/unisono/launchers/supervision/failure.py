@@ -23,10 +23,11 @@ from unisono.launchers.worker.error_kinds import is_final, is_mistake, is_second
 from unisono.system.files import replace_file
 from unisono.system.heartbeat import HeartbeatPage, Reading
 from unisono.system.hints import of_a_mistake
-from unisono.system.messages import says_all, show_own_lines
+from unisono.system.messages import folded, says_all, show_own_lines
 
 _LOOK_S, _NUMBER = 0.01, re.compile(r"\d+")
 _LIBRARY = str(Path(os.__file__).resolve().parent)
+_ALL_FRAMES = "TORCH_SHOW_CPP_STACKTRACES"  # torch's own word for whoever wants to see all
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 # Frames of the start-up itself: they come before the user's first line and tell nothing.
 _STARTUP_FILES = re.compile(
@@ -53,7 +54,8 @@ class FailureReport:
     rank: int  #: Rank of the worker.
     type_name: str  #: Name of the exception's class.
     message: str  #: The exception's text.
-    traceback: str  #: The traceback from the user's first frame on.
+    #: The traceback from the user's first frame on; frames of torch and of unisono are counted, not shown.
+    traceback: str
     #: ``file:line`` of the innermost frame outside unisono and Python's library, empty if there is none.
     location: str = ""
     #: Whether unisono has raised it on purpose: its message says all, no traceback is needed.
@@ -75,11 +77,12 @@ class FailureReport:
             error.add_note(note)
         while kept is not None and _STARTUP_FILES.fullmatch(kept.tb_frame.f_code.co_filename):
             kept = kept.tb_next
+        text = "".join(traceback.format_exception(type(error), error, kept))
         return cls(
             rank=rank,
             type_name=type(error).__name__,
             message="\n".join([text_of(error), *getattr(error, "__notes__", ())]),
-            traceback="".join(traceback.format_exception(type(error), error, kept)),
+            traceback=text if os.environ.get(_ALL_FRAMES) == "1" else folded(text),
             location=_user_location(kept),
             is_unisono=says_all(error),
             is_secondary=is_secondary(error),
