@@ -536,7 +536,9 @@ def test_models_that_know_their_rank(toy):
 
     run_ranks(program, 3)
     assert len(heard) == 3
-    assert all("initial_weights" in text and "differ before the first step" in text for text in heard)
+    begin = "the ranks begin with different weights: the model was built before unisono.Run(seed=...), or"
+    assert all(text.startswith(begin) and "Hint: build the model after Run(seed=...)" in text for text in heard)
+    assert all("differ before the first step: model.initial_weights: " in text[-120:] for text in heard)
 
 
 def test_ranks_with_other_seeds(toy):

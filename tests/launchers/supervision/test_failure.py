@@ -178,16 +178,18 @@ def test_root_of_a_rank_still_running():
 def test_all_that_failed_alike_are_said_once():
     """The same mistake on all ranks: one text, of the lowest rank; another line or another error is not alike."""
 
-    def failing(rank, text="size 3 of rank 0"):
+    def failing(rank, text="size 3 of rank 0, 9b151c1a7aad1d3d"):
         return report_of(raising(ValueError(text)), rank=rank)
 
-    reports = {2: failing(2), 0: failing(0), 1: failing(1, "size 3 of rank 1")}
+    reports = {2: failing(2), 0: failing(0), 1: failing(1, "size 3 of rank 1, eabe24e995817477")}
     root = find_root(exits(r2=1), reports)
     assert (root.rank, root.alike) == (0, (0, 1, 2))
-    assert describe(root, 3, {}, []).startswith("all 3 ranks failed alike with ValueError: size 3 of rank 0\n\nTrace")
+    assert describe(root, 3, {}, []).startswith(
+        "all 3 ranks failed alike with ValueError: size 3 of rank 0, 9b151c1a7aad1d3d\n\nTrace"
+    )
     assert describe(root, 4, {}, [3]).startswith("ranks 0, 1, 2 of 4 failed with ValueError")
     assert describe(find_root([], {0: reports[0], 1: reports[1]}), 2, {}, []).startswith("both ranks failed alike")
-    for other in (failing(1, "no"), report_of(raising(KeyError("size 3 of rank 0")), rank=1)):
+    for other in (failing(1, "no"), report_of(raising(KeyError("size 3 of rank 0, 9b151c1a7aad1d3d")), rank=1)):
         assert find_root([], {0: replace(reports[0], time_s=0.0), 1: other}).alike == ()
 
 

@@ -25,7 +25,7 @@ from unisono.system.heartbeat import HeartbeatPage, Reading
 from unisono.system.hints import of_a_mistake
 from unisono.system.messages import folded, says_all, show_own_lines
 
-_LOOK_S, _NUMBER = 0.01, re.compile(r"\d+")
+_LOOK_S, _NUMBER = 0.01, re.compile(r"\b[0-9a-f]{16}\b|\d+")
 _LIBRARY = str(Path(os.__file__).resolve().parent)
 _ALL_FRAMES = "TORCH_SHOW_CPP_STACKTRACES"  # torch's own word for whoever wants to see all
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -94,7 +94,7 @@ class FailureReport:
         )
 
     def is_like(self, other: "FailureReport") -> bool:
-        """Whether two ranks have failed alike: with the same exception at the same line, but for numbers."""
+        """Whether two ranks have failed alike: with the same exception at the same line, but for numbers and hashes."""
         return (self.type_name, self.location, self.is_secondary, _NUMBER.sub("", self.message)) == (
             other.type_name, other.location, other.is_secondary, _NUMBER.sub("", other.message)
         )  # fmt: skip
