@@ -1,7 +1,8 @@
 """Workers that were started together and never met: each of them has trained the whole by itself.
 
 In: the modules of a worker that ends. Out: whether it made an optimizer and computed what can be differentiated, and
-nothing in it or in the program's own files has to do with other ranks; such a program was meant for one worker. Must not import torch.
+nothing in it or in the program's own files has to do with other ranks; such a program was meant for one worker. Must
+not import torch.
 """
 
 import re
