@@ -263,7 +263,11 @@ def test_heavy_modules_stay_out(place):
         ("", "stopped before the first step; no checkpoint has been written. Start again with: unisono "),
         (
             "heartbeat.done(8); heartbeat.saved(8)",
-            "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go",
+            "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go on with: unisono ",
+        ),
+        (
+            "heartbeat.ends(8); heartbeat.done(8); heartbeat.saved(8)",
+            "stopped after the last step: all 8 steps are done and saved, the run is complete.",
         ),
     ],
 )
@@ -282,7 +286,8 @@ def test_an_interrupted_run_says_what_is_kept(place, note, said, told):
     assert (result.returncode, result.stdout) == (130, "")
     (line,) = result.stderr.splitlines()
     assert told in line
-    assert line.endswith(" with: unisono -n2 script.py 'two words'")  # the test starts the verb without its name
+    # the test starts the verb without its name
+    assert line.endswith(" with: unisono -n2 script.py 'two words'") != ("complete" in told)
 
 
 SILENT = """

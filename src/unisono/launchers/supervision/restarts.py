@@ -24,6 +24,7 @@ class Ending:
     step: int = 0  #: The step (1-based) in progress in that worker; 0 before the first.
     done: int = 0  #: The last step that any worker has finished, 0 for none.
     saved: int = 0  #: The step of the newest checkpoint, 0 for none.
+    last: int = 0  #: The step that is to be the last, 0 while it is not known.
     replica: int = -1  #: The replica that the worker was computing, -1 when unknown.
     samples: tuple[int, ...] = ()  #: Its samples' indices, as far as they are known.
     error: str = ""  #: Type of the exception that ended it; empty for a death without one.
@@ -137,7 +138,10 @@ def _how_to_go_on(ending: Ending) -> str:
     if not ending.saved or ending.is_unkillable or ending.error == ScoreMismatch.__name__:  # of another run
         return ""
     # A later one may have been committed since the last step that was told of.
-    first = f"Hint: the newest checkpoint is of step {ending.saved} or later; the same command goes on from there"
+    later = " or later" if ending.done > ending.saved else ""
+    first = f"Hint: the newest checkpoint is of step {ending.saved}{later}; the same command goes on from there"
+    if ending.last and ending.saved >= ending.last:
+        first = f"Hint: all {ending.last} steps are done and saved; the same command does what comes after them"
     if ending.error or ending.is_final:
         return f"{first}, once the cause is removed."
     live = ", with --live auto without going back" if ending.could_go_on_live else ""
