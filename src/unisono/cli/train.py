@@ -14,6 +14,7 @@ from unisono.cli.options.job import LIVE, config_option, launch_of, run_options,
 from unisono.cli.options.run_file import RUN_FILE
 from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
+from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
 from unisono.observe.run_json import read_object
