@@ -130,7 +130,7 @@ def of_a_mistake(error: BaseException) -> str:
 
 OF_A_WORLD = {
     **dict.fromkeys(("is_main_process", "is_global_zero", "is_main", "is_rank_zero", "is_master"), "is_leader"),
-    **dict.fromkeys(("size", "num_processes", "nprocs", "num_workers", "num_replicas"), "world_size"),
+    **dict.fromkeys(("num_processes", "nprocs", "num_workers", "num_replicas"), "world_size"),
     **dict.fromkeys(("process_index", "global_rank", "node_local_rank"), "rank"),
     **dict.fromkeys(("local_process_index", "local_id"), "local_rank"),
     "nnodes": "num_nodes",

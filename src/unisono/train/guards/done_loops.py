@@ -30,9 +30,13 @@ class DoneLoops:
         parts: Of the run: the registered ones, and the settings of the optimizers, are looked at.
         tell: Is given what was put back, in words, once.
         is_kept: Whether checkpoints are written: a later launch may go on with the run.
+        live: What lets workers join it; None: none does.
     """
 
-    def __init__(self, parts: Parts, tell: Callable[[str], None], *, is_kept: bool = False) -> None:
+    def __init__(
+        self, parts: Parts, tell: Callable[[str], None], *, is_kept: bool = False, live: object = None
+    ) -> None:
+        parts.unkept.matters = is_kept or live is not None
         self._parts, self._tell, self._is_kept = parts, tell, is_kept
         self._kept: dict[str, Any] | None = None
         self._has_looked = False  # for variables that the loop carries

@@ -65,7 +65,7 @@ class Stepper:
         self._world = None if live is None else live.world  # that of the data which is fetched
         self._progress, self._record, self._link = progress, record, link
         self._between, self._non_finite, self._first_look = between, non_finite, first_look
-        self._done_loops = DoneLoops(parts, record.tell, is_kept=record.checkpoints is not None)
+        self._done_loops = DoneLoops(parts, record.tell, is_kept=record.checkpoints is not None, live=live)
         self._updates = Updates(parts.updates, parts.model) if parts.updates else None
         self._inside = InsideLoss(parts.model, parts.optimizers.values(), options, setting, parts.unkept)
         self._timed = TimedObjectives(self._precision, self._inside, link.phases)
