@@ -1,5 +1,6 @@
 """What is said to the person at the terminal, and what is not."""
 
+import io
 import subprocess
 import sys
 
@@ -55,6 +56,14 @@ def test_a_warning_is_placed_at_a_line_of_the_program(file, place):
     with pytest.warns(UserWarning, match="batch_size=5") as seen:
         exec(compile("warn('batch_size=5')", file, "exec"), {"warn": messages.warn})
     assert seen[0].filename == place
+
+
+def test_in_a_notebook_messages_go_into_the_cell(monkeypatch):
+    """The descriptor of a kernel's error output leads to the server's terminal, which nobody sees."""
+    kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr(sys, "stderr", kind())
+    messages.tell("stopped\x1b[31m at once")
+    assert sys.stderr.getvalue() == "unisono: stopped at once\n"
 
 
 def test_frames_of_others_are_folded():

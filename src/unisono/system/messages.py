@@ -2,17 +2,22 @@
 
 import contextlib
 import dis
+import functools
 import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
+from typing import ParamSpec, TypeVar
 
 from unisono.errors import UnisonoError
 from unisono.system.hints import of_a_mistake
 from unisono.system.words import counted
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _TORCH = f"-packages{os.sep}torch{os.sep}"
 _SAYS_ALL = "_unisono_says_all"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
@@ -29,9 +34,12 @@ CONTROL = re.compile(
 
 
 def tell(text: str) -> None:
-    """Write a message to the error output, whole, without control characters."""
+    """Write a message to the error output, whole, without control characters; in a notebook into the cell."""
     lines = b"".join(CONTROL.sub(b"", line) + b"\n" for line in text.encode(errors="replace").split(b"\n"))
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads: no reason to end a training
+        if type(sys.stderr).__module__.startswith("ipykernel."):  # its descriptor leads to the terminal of the server
+            sys.stderr.write(f"unisono: {lines.decode(errors='replace')}")
+            return
         os.write(sys.stderr.fileno(), b"unisono: " + lines)
 
 
@@ -92,6 +100,20 @@ def folded(text: str) -> str:
 def _owner(file: str) -> str:
     """Return ``torch`` or ``unisono`` for a file of theirs, nothing for another."""
     return "torch" if _TORCH in file else "unisono" if is_ours(file) else ""
+
+
+def with_own_lines(function: Callable[P, T]) -> Callable[P, T]:
+    """Let errors leave a function without frames of this package, as `show_own_lines` does."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            show_own_lines(error)
+            raise
+
+    return call
 
 
 def _frames(error: BaseException) -> list[TracebackType]:
