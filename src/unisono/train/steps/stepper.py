@@ -26,7 +26,7 @@ from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.drift import compare_now
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.checks import SEVERAL
-from unisono.train.guards.done_loops import DoneLoops
+from unisono.train.guards.done_loops import ONCE, DoneLoops, alone
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.guards.trained import check_metrics
@@ -97,9 +97,9 @@ class Stepper:
             self._live.refuse("the run has several optimizers, and so a batch several updates")
         self._loader, self._last, self._fetched = loader, last, self._fetch(loader, first, last)
         try:
-            yield from self._batches(loader, first, last)
+            yield from alone(self._batches(loader, first, last), progress)
         finally:
-            del self._fetched  # its processes end with the last batch that looks at it
+            vars(self).pop("_fetched", None)  # its processes end with the last batch that looks at it
         self._first_look.at_end(range(first, last + 1), self.parts.strategy.left_over())
 
     def open(self, loader: Loader | StreamLoader, score: Callable[[], dict[str, Any]]) -> None:
@@ -168,7 +168,7 @@ class Stepper:
         refuse_inside("run.step()")
         progress, parts, step, update = self._progress, self.parts, batch.step, None
         if step != progress.done + 1:
-            raise StepError(f"expected the batch of step {progress.done + 1}, got that of step {step}.")
+            raise StepError(f"expected the batch of step {progress.done + 1}, got that of step {step}. {ONCE}")
         if self._updates is not None:
             self._check_whole(step)
             update, objective = self._updates.find(objective)
