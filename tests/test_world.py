@@ -50,6 +50,7 @@ def test_empty_environment_is_a_world_of_one():
     assert world == World()
     assert (world.rank, world.world_size, world.launcher, world.rendezvous) == (0, 1, "none", "")
     assert world.is_leader
+    assert world.size == world.world_size == 1
     assert world.is_single_host
 
 
@@ -289,7 +290,6 @@ def test_current_reads_the_process_environment(monkeypatch):
     [
         ("local_rnk", "did you mean 'local_rank'"),
         ("is_main_process", "world.is_leader"),
-        ("size", "world.world_size"),
         ("_x", "$"),
     ],
 )

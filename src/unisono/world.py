@@ -92,6 +92,11 @@ class World:
             raise AttributeError(f"a World has no {name!r}.{instead_of_world(name, dir(type(self)))}", obj=None)
 
     @property
+    def size(self) -> int:
+        """The same as `world_size`."""
+        return self.world_size
+
+    @property
     def is_leader(self) -> bool:
         """Whether this process writes the run's files and speaks for all."""
         return self.rank == 0

@@ -67,4 +67,4 @@ def test_no_run_is_wrong_usage(runs, tmp_path):
     """Code 2 and the way out."""
     done = diff(runs[0], str(tmp_path))
     assert done.exit_code == 2
-    assert "expected a run directory with score.json" in done.output
+    assert "expected a run directory, got" in done.output

@@ -163,7 +163,7 @@ def test_only_the_nearest_option_is_proposed(monkeypatch, capsys):
         main()
     told = capsys.readouterr().err
     assert end.value.code == 2
-    assert "Did you mean '--epochs'?" in told
+    assert "Hint: did you mean '--epochs'?" in told
     assert told.count("'--") == 2
 
 
@@ -177,8 +177,8 @@ def test_only_the_nearest_option_is_proposed(monkeypatch, capsys):
         (["train", "digits", "--learning_rate=1"], "'--lr'"),
         (["train", "digits", "--strategy", "dpp"], "'ddp' or 'dp'"),
         (["train", "digits", "--gpus", "0,1"], "Hint: --gpus cpu"),
-        (["train", "digits", "--precision", "16"], "Did you mean 'fp16'?"),
-        (["train", "digits", "--precision", "BF16-mixed"], "Did you mean 'bf16'?"),
+        (["train", "digits", "--precision", "16"], "Hint: did you mean 'fp16'?"),
+        (["train", "digits", "--precision", "BF16-mixed"], "Hint: did you mean 'bf16'?"),
         (["watch", "runs/a", "--port", "8080"], "--web 8080"),
         (["checkpoint", "export", "runs/a", "--out", "b.pt"], "without a flag, as the last argument"),
         (["checkpoint", "export", "runs/a"], "Example: unisono checkpoint export runs/digits model.safetensors"),
@@ -269,23 +269,44 @@ def test_python_m_unisono_is_unisono():
         ("help train", "Hint: unisono train --help."),
         ("train digits epochs=3", "(epochs=3). Hint: --epochs 3."),
         ("train digits mnist", "(mnist). Hint: options are written --NAME VALUE."),
-        ("train digits --optimizer adam", "A recipe's --preset chooses it"),
-        ("train digits --zzz 3", "No such option '--zzz'.\n"),
-        ("train digits --save runs/a", "Did you mean '--out'?"),
+        ("train digits --optimizer adam", "Hint: A recipe's --preset chooses it"),
+        ("train digits --zzz 3", "unisono train: No such option '--zzz'. Hint: unisono train --help.\n"),
+        ("train digits --save runs/a", "Hint: did you mean '--out'?"),
         ("checkpoint runs/a", "No such command 'runs/a'. Hint: unisono checkpoint list runs/a."),
         ("checkpoint lst runs/a", "did you mean 'list'?"),
-        ("checkpoint list model.pt", "Hint: the run's directory comes first, the DIR of --out."),
+        ("checkpoint list model.pt", "which does not exist. Hint: the DIR of --out (out=)."),
         ("verify train.py --lr 3", "Hint: what the script itself takes stands behind --: train.py -- --lr 3."),
         ("verify digits --workers 1-3", "got '1-3'. Hint: 1,2,3."),
         ("run trian.py", "Hint: did you mean 'train.py'?"),
         ("run all.sh", "got a shell script. Hint: give the path of the Python script that it starts."),
         ("run --live train.py", "Hint: --live auto train.py."),
+        ("--verson", "unisono: No such option '--verson'. Hint: did you mean '--version'?\n"),
+        *[
+            (typed, "expected a run directory, got 'old/digit', which does not exist. Hint: did you mean old/digits?")
+            for typed in (
+                "watch old/digit",
+                "diff runs/a old/digit",
+                "audit old/digit",
+                "replay old/digit --step 1",
+                "blame old/digit --step 1",
+                "fork old/digit --step 1 --out c",
+                "checkpoint list old/digit",
+                "scale old/digit 2",
+                "predict old/digit a.png",
+            )
+        ],
+        ("report old/digit", "got 'old/digit', which does not exist. Hint: did you mean old/digits?"),
     ],
 )
 def test_slips_of_the_first_hour_are_answered_with_what_to_type(typed, said, tmp_path, monkeypatch, capsys):
     """Words in another order, options without their dashes, a directory of runs in place of a run."""
     monkeypatch.chdir(tmp_path)
-    for name, text in (("train.py", "print(1)\n"), ("all.sh", "unisono run train.py\n"), ("runs/a/score.json", "{}")):
+    for name, text in (
+        ("train.py", "print(1)\n"),
+        ("all.sh", "unisono run train.py\n"),
+        ("runs/a/score.json", "{}"),
+        ("old/digits/score.json", "{}"),
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "argv", ["unisono", *typed.split()])

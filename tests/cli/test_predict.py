@@ -93,7 +93,7 @@ def test_what_is_wrong_is_one_line(images, tmp_path):
     (tmp_path / "text.png").write_text("text")
     file = images.files[0]
     for arguments, words in (
-        ((tmp_path / "none", file), "found nothing at"),
+        ((tmp_path / "none", file), "which does not exist"),
         ((tmp_path, file), "holds no model.json"),
         ((images.run, tmp_path / "none.png"), "none.png: expected an image, found nothing"),
         ((images.run, file, tmp_path / "text.png"), "text.png: expected an image"),

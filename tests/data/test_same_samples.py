@@ -59,8 +59,9 @@ REFUSED = {
 @pytest.mark.parametrize(("change", "words"), REFUSED.values(), ids=REFUSED)
 def test_a_sample_that_is_another_one_when_fetched_again(change, words, num_workers):
     """Whatever a sample depends on besides seed, epoch and number, is named before the first step."""
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=words) as caught:
         look(Numbers(change), num_workers=num_workers)
+    assert len(str(caught.value).partition("Hint: ")[2].split()) <= 45
     with pytest.raises(DataError, match=r"sample \d+ of Numbers"):
         look(Numbers(), num_workers=num_workers, transform=lambda sample: (change(sample[0]), sample[1]))
 

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import launched_functions
 import pytest
 
-from unisono.errors import ConfigError, LaunchError, WorkerFailed
+from unisono.errors import ConfigError, LaunchError, UnisonoError, WorkerFailed
 from unisono.launchers import api
 from unisono.launchers.api import launch
 
@@ -38,6 +39,14 @@ def test_failure_is_raised_here(tmp_path):
         launch(launched_functions.fail, tmp_path, workers=2)
     assert (caught.value.rank, caught.value.exit_code) == (1, 1)
     assert 'launched_functions.py", line' in str(caught.value)
+
+
+def test_what_launch_refuses_shows_the_callers_line_only():
+    """A wrong number of workers, a keyword that nobody has: one message, and no frame of ours, in a notebook either."""
+    for given in ({"workers": -1}, {"bda": 3}):
+        with pytest.raises(UnisonoError) as caught:
+            launch(launched_functions.fail, ".", **given)
+        assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)] == [__file__]
 
 
 def test_from_another_thread(tmp_path):

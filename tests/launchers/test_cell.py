@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono.errors import WorkerFailed
 from unisono.launchers.cell import CellBar, cell_bar, once, with_lines
 from unisono.system.heartbeat import Reading
 
@@ -79,6 +80,22 @@ def test_lines_of_cells():
     assert with_lines(text.format("/tmp/a-cell.py", "")) == text.format("/tmp/a-cell.py", "    return 1 / 0\n")
     for known in (text.format("/tmp/a-cell.py", "    return 2\n"), text.format("/nowhere.py", "")):
         assert with_lines(known) == known
+
+
+def test_a_cell_has_its_name():
+    """In place of the file that the kernel calls it by; other files stay."""
+    text = '  File "/tmp/ipykernel_7/3.py", line 2, in f\n    x\n  File "/home/me/a.py", line 3, in g\n'
+    named = with_lines(text, lambda file: "Cell In[3]" if "ipykernel" in file else "")
+    assert named == '  Cell In[3], line 2, in f\n    x\n  File "/home/me/a.py", line 3, in g\n'
+
+
+def test_a_refused_run_leaves_no_bar():
+    """An error before the first step is done: nothing is drawn; the control has done one."""
+    for done, is_drawn in ((0, False), (1, True)):
+        shown = []
+        error = WorkerFailed("x", rank=0, exit_code=1)
+        CellBar(shown.append).end(lambda done=done: {0: Reading(done=done)}, "failed", error)
+        assert bool(shown[-1]) is is_drawn
 
 
 def test_a_workers_error_is_told_once():
@@ -168,7 +185,7 @@ def test_a_bar_an_error_and_a_result(kernel):
     told = "\n".join(error["traceback"])
     assert error["ename"] == "WorkerFailed"
     assert "ZeroDivisionError" in told
-    assert "1 / 0" in told
+    assert "1 / 0" in told and "Cell In[1], line" in told
     assert "launchers/" not in told
     assert "failed" in html(shown)[-1]
 

@@ -60,7 +60,10 @@ def test_wherever_data_is_given(trainer, data, call, name, said):
         (lambda trainer, data: trainer.run.loader(data, bach_size=8), r"Run\.loader\(\) .*did you mean batch_size=\?"),
         (lambda trainer, data: trainer.fit(data, max_epochs=8), r"Trainer\.fit\(\) .*did you mean epochs=\?"),
         (lambda trainer, data: trainer.run.steps(data, epoch=8), r"Run\.steps\(\) .*did you mean epochs=\?"),
-        (lambda *_: unisono.Run(0, 8), r"Run\(\) takes nothing without a name, got 2 values\. .*: seed=, replicas="),
+        (
+            lambda *_: unisono.Run(0, 8),
+            r"Run\(\) takes nothing without a name, got 2 values\. Hint: unisono\.Run\(seed=0, replicas=8\)\.$",
+        ),
         (lambda *_: unisono.Trainer(1, 2, 3, 4), r"Trainer\(\) takes run, model, optimizer without .*: loss="),
         (lambda trainer, data: trainer.fit(data, 3), r"Trainer\.fit\(\) takes train_set without .*: epochs="),
         (lambda *_: unisono.Run(replica=2), r"Run\(\) has no replica=\. Hint: did you mean replicas=\?"),

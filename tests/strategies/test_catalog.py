@@ -34,6 +34,7 @@ def test_options_as_typed_are_read_as_their_types(name, typed, meant):
 @pytest.mark.parametrize(("name", "given", "message"), [
     ("dpp", {}, "did you mean 'ddp' or 'dp'"),
     ("ddp", {"servers": 2}, r"ddp has no option 'servers'.*It is an option of ps, ps_async"),
+    ("exact", {"devices": "2"}, r"exact has no option 'devices'. Hint: -n 2 \(workers=\) for so many processes"),
     ("ddp", {"bucket_cap_mb": "big"}, "expected bucket_cap_mb as a number of MiB from 0.001 to 1,048,576, got 'big'"),
     ("ddp", {"static_graph": "perhaps"}, "static_graph"),
     ("allreduce", {"algorithm": "star"}, "expected algorithm to be one of ring, tree, .*, got 'star'"),

@@ -1,11 +1,13 @@
 """What is said to the person at the terminal, and what is not."""
 
+import io
 import subprocess
 import sys
 
 import pytest
 
 from unisono.system import messages
+from unisono.system.messages import folded
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,24 @@ def test_a_warning_is_placed_at_a_line_of_the_program(file, place):
     with pytest.warns(UserWarning, match="batch_size=5") as seen:
         exec(compile("warn('batch_size=5')", file, "exec"), {"warn": messages.warn})
     assert seen[0].filename == place
+
+
+def test_in_a_notebook_messages_go_into_the_cell(monkeypatch):
+    """The descriptor of a kernel's error output leads to the server's terminal, which nobody sees."""
+    kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr(sys, "stderr", kind())
+    messages.tell("stopped\x1b[31m at once")
+    assert sys.stderr.getvalue() == "unisono: stopped at once\n"
+
+
+def test_frames_of_others_are_folded():
+    """One line for those that follow each other; a traceback without any other frame stays as it is."""
+    theirs = '  File "/x/site-packages/torch/nn/linear.py", line 3, in forward\n    return f(x)\n           ^^^^\n'
+    ours = f'  File "{messages.__file__}", line 5, in tell\n'
+    own = '  File "/home/me/torch/train.py", line 9, in loss\n    model(x)\n'
+    first, last = "Traceback (most recent call last):\n", "ValueError: no\nline 2"
+    assert folded(first + own + ours + theirs + theirs + own + theirs + last) == (
+        f"{first}{own}  ... 3 frames in torch and unisono\n{own}  ... 1 frame in torch\n{last}"
+    )
+    for kept in (first + ours + theirs + last, last):
+        assert folded(kept) == kept

@@ -340,8 +340,9 @@ def test_batch_used_twice(toy):
         batch = next(run.steps(run.loader(toy.data, batch_size=12), epochs=1))
         run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
         before = run.fingerprint()
-        with pytest.raises(unisono.StepError, match="expected the batch of step 2, got that of step 1"):
+        with pytest.raises(unisono.StepError, match="expected the batch of step 2, got that of step 1") as caught:
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+        assert "Hint: one run.step() for each batch" in str(caught.value)
         assert run.fingerprint() == before
 
 
@@ -519,6 +520,24 @@ def test_out_cannot_be_written(tmp_path):
     assert heard == [True] * 3
 
 
+def test_two_loops_at_once(toy):
+    """The second one takes over the data of the first, which is refused when it goes on."""
+    with toy.run() as (run, model, _):
+        loaders = [run.loader(toy.data, batch_size=12) for _ in range(2)]
+        with pytest.raises(unisono.StepError, match=r"another loop over run.steps\(\) has begun within this one"):
+            for batch, _ in zip(*(run.steps(each, epochs=1) for each in loaders), strict=True):
+                run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+
+
+def test_a_sample_without_a_target(toy):
+    """What it is made of is said."""
+    with toy.run() as (run, model, _), pytest.raises(IndexError) as caught:
+        data = torch.utils.data.TensorDataset(torch.ones(12, 6))
+        for batch in run.steps(run.loader(data, batch_size=12), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro[0]), micro[1]))
+    assert "Hint: a sample of this data set is one value" in caught.value.__notes__[-1]
+
+
 def test_models_that_know_their_rank(toy):
     """Initial weights that differ between ranks are refused before the first step, on all ranks."""
     heard = []
@@ -536,7 +555,9 @@ def test_models_that_know_their_rank(toy):
 
     run_ranks(program, 3)
     assert len(heard) == 3
-    assert all("initial_weights" in text and "differ before the first step" in text for text in heard)
+    begin = "the ranks begin with different weights: the model was built before unisono.Run(seed=...), or"
+    assert all(text.startswith(begin) and "Hint: build the model after Run(seed=...)" in text for text in heard)
+    assert all("differ before the first step: model.initial_weights: " in text[-120:] for text in heard)
 
 
 def test_ranks_with_other_seeds(toy):
@@ -592,6 +613,7 @@ def test_first_weights_are_the_seeds(toy):
         ({"clip_norm": True}, r"clip_norm as a number above 0, at most .*, got True \(bool\)"),
         ({"threads": 10**23}, "threads as a whole number of threads from 1 to 4,096, got 1000"),
         ({"replicas": 2.0}, "replicas as a whole number .*, got 2.0"),
+        ({"seed": None}, "got None. Hint: leave it out, or seed=0."),
         ({"seed": 2**63}, "seed as a whole number from -9,223,372,036,854,775,808 to 9,223,372,036,854,775,807"),
         ({"clip_norm": float("nan")}, "clip_norm as a number above 0"),
         ({"clip_value": -1.0}, "clip_value as a number above 0"),

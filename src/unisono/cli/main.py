@@ -2,6 +2,7 @@
 
 import io
 import os.path
+import re
 import sys
 from typing import NoReturn
 
@@ -127,7 +128,8 @@ def unisono(context: click.Context) -> None:
 def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
     """Return an error of click's with what to write: for an option that there is not, or something that is missing."""
     if isinstance(error, click.NoSuchOption):
-        return click.UsageError(f"No such option {error.option_name!r}. {_meant_option(error)}".strip(), ctx=error.ctx)
+        hint = _meant_option(error)
+        return click.UsageError(f"No such option {error.option_name!r}.{f' Hint: {hint}' * bool(hint)}", ctx=error.ctx)
     if error.message.startswith("Got unexpected extra argument") and isinstance(error, click.UsageError):
         return click.UsageError(f"{error.message}.{_meant_argument(error)}", ctx=error.ctx)
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
@@ -138,6 +140,16 @@ def _with_what_was_meant(error: click.ClickException) -> click.ClickException:
         hint = f" Example: {examples[0]}" if examples and "\n" not in told else ""  # lists of recipes say enough
         return click.UsageError(f"{told}{hint}", ctx=error.ctx)
     return error
+
+
+def _as_told(error: click.ClickException) -> str:
+    """Return an error of click's in the form of all others: ``unisono VERB: what is wrong. Hint: what to write.``"""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) or context is None:
+        return error.format_message()
+    said = error.format_message()
+    hint = "" if re.search("Hint: |Example: |\n", said) else f" Hint: {context.command_path} --help."
+    return f"{context.command_path}: {said}{hint}"
 
 
 def _meant_argument(error: click.UsageError) -> str:
@@ -169,18 +181,18 @@ def _meant_option(error: click.NoSuchOption) -> str:
         return "The file is written without a flag, as the last argument."
     if error.option_name in _NO_OPTIONS:
         return _NO_OPTIONS[error.option_name]
-    if context is not None and context.parent is None:
+    meant = nearest_options(error.option_name, known)
+    if context is not None and context.parent is None and not meant:
         return "Options come behind a verb: unisono run -n 2 SCRIPT."
     if context is not None and isinstance(context.command, LazyGroup) and context.info_name == "launch":
         return "It belongs behind an engine; on this machine: unisono run -n 2 SCRIPT."
     if error.option_name == "--port" and "--web" in known:
         return "--web 8080 serves the page on port 8080."
-    meant = nearest_options(error.option_name, known)
     if error.option_name == "--mixed-precision" and "--precision" not in known:
         return "The script says it: unisono.Run(precision='bf16')."
     if not meant and context is not None and context.info_name == "run":
         return "Options of the script come behind it: unisono run SCRIPT --OPTION VALUE."
-    return f"Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+    return f"did you mean {' or '.join(map(repr, meant))}?" if meant else ""
 
 
 def main() -> NoReturn:
@@ -191,9 +203,7 @@ def main() -> NoReturn:
     try:
         unisono(prog_name="unisono", standalone_mode=False)
     except click.ClickException as error:
-        told = io.StringIO()
-        _with_what_was_meant(error).show(told)
-        click.echo(tidy(told.getvalue()), nl=False, err=True)  # what was typed stands in it
+        click.echo(tidy(_as_told(_with_what_was_meant(error))), err=True)  # what was typed stands in it
         raise SystemExit(error.exit_code) from None
     except (click.Abort, KeyboardInterrupt):  # while options were read: what a verb has begun, it tells itself
         click.echo(f"unisono: interrupted. Nothing was begun. Again: {command_line()}", err=True)

@@ -15,8 +15,10 @@ from unisono.cli.options.run_file import RUN_FILE
 from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
 from unisono.environment import COMMAND
+from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec
 from unisono.nodes.plan import NodesOptions
+from unisono.observe.run_json import read_object
 from unisono.observe.speed import speed_in
 from unisono.options.fields import taken
 from unisono.system.files import to_json
@@ -37,7 +39,14 @@ def _kept(given: dict[str, Any]) -> str:
     saved = max(Path(out).glob("checkpoints/step-[0-9]*.????????"), default=None)  # names of equal length
     if saved is None:
         return f"{out} holds no checkpoint yet. Again, from the beginning: {command_line()}"
-    return f"{out} holds the checkpoint of step {int(saved.name[5:].partition('.')[0])}. Go on with: {command_line()}"
+    step = int(saved.name[5:].partition(".")[0])
+    try:
+        result = read_object(Path(out) / "result.json")
+    except ConfigError:  # it is damaged: the same command says so
+        result = {}
+    if result.get("finished") and result.get("steps") == step:
+        return f"{out} holds the complete run of {counted(step, 'step')}."
+    return f"{out} holds the checkpoint of step {step}. Go on with: {command_line()}"
 
 
 _NOT_KEPT = "nothing is kept\nto watch it, report or predict: the same command with --out DIR"

@@ -19,6 +19,7 @@ import click
 from unisono.cli.options.fields import result_options, single
 from unisono.cli.options.settings import RUN, number
 from unisono.cli.output.outcome import complain, tell, verb
+from unisono.observe.run_place import runs_in
 from unisono.options.quantities import INTERVAL, PORT
 from unisono.system.files import to_json
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from unisono.report.watch.state import WatchedRun
 
 _ANY_PORT = 0
-_LOOK_S = 0.2
+_LOOK_S, _SHOWN = 0.2, 3
 _EARLY = {"run.toml", "program.json"}
 
 
@@ -86,14 +87,12 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
 
 def _wait_for(runs: list[Path]) -> None:
     """Return when each run has begun: people type this while it starts."""
-    from unisono.report.run_view import runs_in
-
     for run in runs:
         if _is_to_come(run):
-            others = runs_in(run.parent)
+            others = ", ".join(str(other) for other in runs_in(run.parent)[:_SHOWN])
             complain(
                 f"waiting for {run}, which has not begun yet; Ctrl-C ends it"
-                + (f". In {run.parent} there is {others}" if others else "")
+                + (f". In {run.parent} there is one of its runs: {others}" if others else "")
             )
             while _is_to_come(run):
                 time.sleep(_LOOK_S)

@@ -27,12 +27,9 @@ _ENOUGH_S = 0.1  # after so long, no further sample is looked at
 _PLAIN = bool | int | float | complex | bytes | None
 _LONGEST_PATH = 4096
 _DRAW = (
-    "what is random in it comes from torch's, Python's or NumPy's own generators (torch.rand, random.random, "
-    "numpy.random.rand), which are keyed by seed, epoch and sample number, and not from one that a data set, transform "
-    "or collate function has made (numpy.random.default_rng, torch.Generator, random.Random), nor from the clock or a "
-    "counter; albumentations draws from its own, unless transform.set_random_seed(int(torch.randint(2**31, ()))) comes "
-    "before each sample; stored arrays are copied before they are changed in place; what differs by nature (a time, an "
-    "id) is left out of the sample"
+    "draw what is random in it from torch's, Python's or NumPy's own generators (torch.rand, random.random, "
+    "numpy.random.rand), which are keyed by sample, not from one of its own; copy a stored array before it is changed. "
+    "More causes: docs/data.md, 'The same data for all'"
 )
 
 _DRAWN = "what the generators are left as"
@@ -72,9 +69,8 @@ def first_samples(loader: Loader) -> dict[str, str]:
             is_told = True
             warn(
                 f"{name} of {type(fetcher.dataset).__name__} has drawn other random numbers when it was fetched first "
-                "than when it was fetched again, and yet is the same: it seems to keep what it has drawn. Which "
-                "numbers those are then depends on the process and the epoch that fetches it first, and so on the "
-                "number of workers. Hint: keep what is not random, and draw at each fetch."
+                "than when it was fetched again, and yet is the same: it seems to keep what it has drawn, which then "
+                "depends on who fetches it first. Hint: keep what is not random, and draw at each fetch."
             )
         if first != again:
             _refuse(name, type(fetcher.dataset).__name__, first, again)

@@ -21,11 +21,13 @@ from unisono.launchers.local import run_local
 from unisono.launchers.spec import SAME_COMMAND, FunctionTarget, LaunchSpec, resolve_workers
 from unisono.launchers.worker.child import LOADING_MARK
 from unisono.options.keywords import meant
+from unisono.system.messages import with_own_lines
 from unisono.world import World
 
 _OR = "; or pip install cloudpickle, which sends it as it is"
 
 
+@with_own_lines
 def launch(
     fn: Callable[..., object],
     /,

@@ -21,17 +21,21 @@ _DRAWN_EVERY_S = 0.5
 _GROUND, _FULL = "rgba(128,128,128,.3)", "#0072b2"  # to be seen on light and dark pages
 _SHOWN_RANKS = 16
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*$(?!\n    )', re.MULTILINE)  # without its line of source
+_FILE = re.compile(r'^  File "(.+)",', re.MULTILINE)
 _DOT = " \N{MIDDLE DOT} "
 
 
 @final
 class CellBar:
-    """Draws the state of one attempt of a launch; `show` puts HTML in the place of what it has put there before, None
-    draws nothing.
+    """Draws the state of one attempt of a launch.
+
+    Args:
+        show: Puts HTML in the place of what it has put there before; None draws nothing.
+        cells: Returns the name of the cell of a file, such as ``Cell In[3]``; nothing for another file.
     """
 
-    def __init__(self, show: Callable[[str], None] | None) -> None:
-        self._show = show
+    def __init__(self, show: Callable[[str], None] | None, cells: Callable[[str], str] = lambda _: "") -> None:
+        self._show, self._cells = show, cells
         self._began = self._drawn = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step that was seen to be done, and when
 
@@ -48,11 +52,15 @@ class CellBar:
             self._show(self.html(read(), now))
 
     def end(self, read: Callable[[], Mapping[int, Reading]], words: str, error: Exception | None = None) -> None:
-        """Draw the last state, with how it ended; an error is shown by the notebook as the worker's."""
-        if self._show is not None:
-            self._show(self.html(read(), time.monotonic(), words))
-        if self._show is not None and error is not None:
-            setattr(error, "_render_traceback_", lambda: [once(with_lines(f"{type(error).__name__}: {error}"))])  # noqa: B010
+        """Draw the last state, with how it ended, where a step was done; an error is shown as the worker's."""
+        if self._show is None:
+            return
+        readings = read()
+        is_refused = error is not None and not any(reading.done for reading in readings.values())
+        self._show("" if is_refused else self.html(readings, time.monotonic(), words))
+        if error is not None:
+            told = once(with_lines(f"{type(error).__name__}: {error}", self._cells))
+            setattr(error, "_render_traceback_", lambda: [told])  # noqa: B010
 
     def html(self, readings: Mapping[int, Reading], now: float, ended: str = "") -> str:
         """Return the drawing at a time (`time.monotonic`); `ended` says how the launch ended, if it has."""
@@ -95,22 +103,30 @@ def once(text: str) -> str:
     return f"{place}\n{first}" if place and first.endswith(last) else text
 
 
-def with_lines(text: str) -> str:
-    """Return a worker's traceback with the lines of cells in it: workers have no file of a cell, this process has."""
+def with_lines(text: str, cells: Callable[[str], str] = lambda _: "") -> str:
+    """Return a worker's traceback with names and lines of cells: workers have no file of a cell, this process has."""
 
     def with_line(found: re.Match[str]) -> str:
         line = linecache.getline(found[1], int(found[2])).strip()
         return f"{found[0]}\n    {line}" if line else found[0]
 
-    return _FRAME.sub(with_line, text)
+    def with_cell(found: re.Match[str]) -> str:
+        return f"  {cell}," if (cell := cells(found[1])) else found[0]
+
+    return _FILE.sub(with_cell, _FRAME.sub(with_line, text))
 
 
 def cell_bar(*, is_shown: bool = True) -> CellBar:
     """Return what draws in the cell that is running; it draws nothing outside of a kernel of Jupyter."""
     ipython: Any = sys.modules.get("IPython")  # where it is not loaded, this is no notebook
-    shell = ipython.get_ipython() if is_shown and ipython is not None else None
+    shell: Any = ipython.get_ipython() if is_shown and ipython is not None else None
     if getattr(shell, "kernel", None) is None:
         return CellBar(None)
     in_cells: Any = importlib.import_module("IPython.display")
     handle = in_cells.display(in_cells.HTML(""), display_id=True)
-    return CellBar(lambda html: handle.update(in_cells.HTML(html)))
+
+    def name(file: str) -> str:
+        found: Any = getattr(shell.compile, "format_code_name", lambda _: None)(file)
+        return " ".join(found) if found else ""
+
+    return CellBar(lambda html: handle.update(in_cells.HTML(html)), name)

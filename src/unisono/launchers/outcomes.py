@@ -78,16 +78,20 @@ def ending_of(group: WorkerGroup, root: Failure, message: str) -> Ending:
     told = told_by(group)
     last, report, spec = told[root.rank], root.report, group.spec
     is_live_off = spec.live == "off" and spec.world_size > 1 and not spec.why_not_live
+    everywhere = spec.world_size == 1 or len(root.alike) == spec.world_size
+    is_alike = report is not None and report.is_mistake and everywhere and not any(one.done for one in told.values())
     return Ending(
         rank=-1 if root.is_secondary or root.rank not in spec.ranks else root.rank,
         what=message.partition("\n")[0].rstrip(".:") + ".",
         step=last.step,
         done=max(reading.done for reading in told.values()),
         saved=max(reading.saved for reading in told.values()),
+        last=max(reading.last for reading in told.values()),
         replica=last.replica,
         samples=last.samples if last.replica >= 0 else (),
         error=report.type_name if report is not None and not report.is_secondary else "",
         is_final=report is not None and report.is_final,
+        is_alike=is_alike,
         could_go_on_live=is_live_off and report is None and root.code < 0,  # exit codes and exceptions end all workers
     )
 
@@ -103,7 +107,10 @@ def tell_what_is_kept(group: WorkerGroup) -> None:
         if may_begin and group.spec.again != SAME_COMMAND:  # a program that called launch() has the exception itself
             tell(f"stopped before a run began; nothing has been saved. Again: {group.spec.again}")
         return
-    done, saved = max(reading.done for reading in told), max(reading.saved for reading in told)
+    done, saved, last = (max(getattr(reading, name) for reading in told) for name in ("done", "saved", "last"))
+    if last and done >= last and saved >= last:
+        tell(f"stopped after the last step: all {last} steps are done and saved, the run is complete.")
+        return
     where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
     kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
     tell(f"{where}; {kept}. {'Go on' if saved else 'Start again'} with: {group.spec.again}")

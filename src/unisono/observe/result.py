@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 from unisono.errors import DataError
 from unisono.observe.run_json import read_object
 from unisono.system.hints import nearest
+from unisono.system.messages import with_own_lines
 
 _LATER = ("fingerprint", "metrics")  # shown by themselves
 
@@ -35,6 +36,7 @@ class Result(dict[str, Any]):
     """What ``result.json`` holds: fingerprint, metrics, steps, seconds; a notebook shows it as a table."""
 
     @classmethod
+    @with_own_lines
     def read(cls, run: str | Path) -> Self:
         """Return the result of a run directory.
 

@@ -157,6 +157,8 @@ _EXAMPLES = {
     "Trainer.fit": "trainer.fit(dataset, epochs=1, batch_size=64)",
 }
 
+_FIRST = "seed", "replicas"
+
 _TAKEN_BY: dict[str, list[str]] = {}  # by keyword: the functions that answer, and have it
 
 
@@ -216,6 +218,8 @@ def _what_to_give(name: str, missing: list[str]) -> str:
 
 def _too_many(name: str, given: tuple[object, ...]) -> str:
     """Return what to write where several values were given in place of one data set; nothing where that is unknown."""
+    if name == "Run" and len(given) <= len(_FIRST) and all(isinstance(each, int) for each in given):
+        return f"unisono.Run({', '.join(f'{key}={value}' for key, value in zip(_FIRST, given, strict=False))})."
     if name == "Run.prepare":
         return "model, optimizer = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
     if len(given) > 1 and all(hasattr(each, "shape") for each in given):

@@ -16,6 +16,7 @@ from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, read_phases
 from unisono.observe.run_json import read_object
+from unisono.observe.run_place import no_run, runs_in
 from unisono.observe.speed import OWN, seconds_within, speed_of
 from unisono.scaling.study import STEP_PHASES
 from unisono.system.processes import boot_id, look_at
@@ -168,22 +169,7 @@ def is_held(path: Path) -> bool:
 def check_run(path: Path) -> None:
     """Refuse what is no run directory."""
     if not (path / "score.json").exists():
-        raise ConfigError(
-            f"expected a run directory with score.json, got {describe_place(path)}. "
-            f"Hint: {runs_in(path) or '--out DIR (out=) keeps one'}."
-        )
-
-
-def runs_in(path: Path) -> str:
-    """Return the newest runs in a directory that is none itself, for a hint: ``one of its runs: a, b``."""
-    found = _below(path)
-    return f"one of its runs: {', '.join(map(str, found[:3]))}" if found else ""
-
-
-def _below(path: Path) -> list[Path]:
-    """Return the runs that lie in a directory itself, no deeper, the newest first."""
-    files = sorted(path.glob("[!.]*/score.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    return [file.parent for file in files]
+        raise no_run(path)
 
 
 def each_run(paths: Sequence[Path], most: int | None = None) -> tuple[list[Path], list[str]]:
@@ -195,19 +181,12 @@ def each_run(paths: Sequence[Path], most: int | None = None) -> tuple[list[Path]
     """
     found, told = [], []
     for path in paths:
-        runs = [] if any((path / name).exists() for name in _OF_A_RESULT) else _below(path)
+        runs = [] if any((path / name).exists() for name in _OF_A_RESULT) else runs_in(path)
         if runs:
             cut = "" if most is None or len(runs) <= most else f", of which the {most} newest are shown"
             told.append(f"{path} holds {counted(len(runs), 'run')}{cut}")
         found += sorted(runs[:most]) or [path]
     return found, told
-
-
-def describe_place(path: Path) -> str:
-    """Return a path, and what is there, for a message."""
-    if not path.is_dir():
-        return f"{str(path)!r}, which {'is a file' if path.exists() else 'does not exist'}"
-    return f"{str(path)!r}, " + ("a directory without such a file" if any(path.iterdir()) else "an empty directory")
 
 
 def read_run(path: Path) -> RunView:

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
+from unisono.observe.run_place import no_run
 from unisono.report.content import Section
 from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
 from unisono.report.past_sections import family_sections
 from unisono.report.run_section import compare_section, run_section
-from unisono.report.run_view import RunView, describe_place, read_run, runs_in
+from unisono.report.run_view import RunView, read_run
 from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.study import KIND as STUDY
 from unisono.scaling.study import Study, study_from
@@ -58,10 +59,7 @@ def read_source(path: Path) -> RunView | Study | dict[str, Any]:
         if (path / "scaling.json").exists():
             return read_source(path / "scaling.json")
     if not path.is_file():
-        raise ConfigError(
-            f"expected a run directory (with score.json), scaling.json or a kept forecast, got {describe_place(path)}. "
-            f"Hint: {runs_in(path) or _WRITTEN}."
-        )
+        raise no_run(path, expected="a run directory, scaling.json or a kept forecast", hint=_WRITTEN)
     if path.suffix == ".py":
         raise ConfigError(
             f"expected the directory of a run, got the script {str(path)!r}. "

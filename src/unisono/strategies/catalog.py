@@ -64,6 +64,11 @@ def find(name: str, given: Mapping[str, Any] | None = None) -> StrategyOptions:
         if key not in known:
             if key in kind.elsewhere:
                 raise ConfigError(f"strategy {name} has no option {key!r}. Hint: {kind.elsewhere[key]}")
+            if key == "devices":  # other launchers' word for the number of processes
+                raise ConfigError(
+                    f"strategy {name} has no option 'devices'. Hint: -n {given[key]} (workers=) for so many processes, "
+                    "each with a GPU of its own where there are GPUs; --strategy dp --devices for several in one."
+                )
             owners = [other.name for other in CATALOG.values() if key in options_of(other)]
             hint = f" It is an option of {', '.join(owners)}." if owners else nearest(key, known)
             raise ConfigError(f"strategy {name} has no option {key!r}; it has {', '.join(known) or 'none'}.{hint}")

@@ -183,6 +183,8 @@ def hints(error: Exception, data: Any) -> list[str]:
             found.append(f"{next(iter(fields_of(data)))} is {dtype}: {why}")
         else:
             found.append("Hint: inputs need the dtype of the weights: .float() in the loss, or leave the cast out.")
+    if isinstance(error, IndexError) and isinstance(data, tuple) and len(data) == 1 and text.startswith("tuple index"):
+        found.append("Hint: a sample of this data set is one value; with targets: TensorDataset(inputs, targets).")
     if isinstance(error, AttributeError) and error.obj is data:
         fields = getattr(data, "_fields", ())
         found.append(

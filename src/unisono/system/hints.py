@@ -130,7 +130,7 @@ def of_a_mistake(error: BaseException) -> str:
 
 OF_A_WORLD = {
     **dict.fromkeys(("is_main_process", "is_global_zero", "is_main", "is_rank_zero", "is_master"), "is_leader"),
-    **dict.fromkeys(("size", "num_processes", "nprocs", "num_workers", "num_replicas"), "world_size"),
+    **dict.fromkeys(("num_processes", "nprocs", "num_workers", "num_replicas"), "world_size"),
     **dict.fromkeys(("process_index", "global_rank", "node_local_rank"), "rank"),
     **dict.fromkeys(("local_process_index", "local_id"), "local_rank"),
     "nnodes": "num_nodes",
@@ -148,7 +148,7 @@ def instead_of_world(name: str, known: Iterable[str]) -> str:
 
 def nearest(name: str, known: Iterable[object]) -> str:
     """Return `` Hint: did you mean ...?`` for a name that is none of `known`; nothing where none is near."""
-    near = _near(name, [str(other) for other in known])
+    near = near_names(name, [str(other) for other in known])
     return f" Hint: did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
@@ -167,10 +167,10 @@ def nearest_options(flag: str, known: Iterable[str]) -> list[str]:
     options = [option[2:] for option in known if option.startswith("--")]
     word = flag.lstrip("-").replace("_", "-")
     meant = [ours for ours, others in _OTHER_WORDS.items() if word in others and ours in options]
-    return [f"--{option}" for option in meant or _near(word, options)]
+    return [f"--{option}" for option in meant or near_names(word, options)]
 
 
-def _near(name: str, known: list[str]) -> list[str]:
+def near_names(name: str, known: list[str]) -> list[str]:
     """Return the nearest names, at most three; of those, names of the same length first."""
     if same := [other for other in known if other.lower() == name.lower()]:
         return same

@@ -2,19 +2,27 @@
 
 import contextlib
 import dis
+import functools
 import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
+from typing import ParamSpec, TypeVar
 
 from unisono.errors import UnisonoError
 from unisono.system.hints import of_a_mistake
+from unisono.system.words import counted
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _TORCH = f"-packages{os.sep}torch{os.sep}"
 _SAYS_ALL = "_unisono_says_all"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_FRAME = re.compile(r'^  File "(.+)", line .*\n(?:    .*\n)*', re.MULTILINE)
+_FOREIGN = rf'(?=  File "(?:.*{re.escape(_TORCH)}|{re.escape(_OURS)}))'
 
 CONTROL = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor moves
@@ -26,9 +34,12 @@ CONTROL = re.compile(
 
 
 def tell(text: str) -> None:
-    """Write a message to the error output, whole, without control characters."""
+    """Write a message to the error output, whole, without control characters; in a notebook into the cell."""
     lines = b"".join(CONTROL.sub(b"", line) + b"\n" for line in text.encode(errors="replace").split(b"\n"))
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads: no reason to end a training
+        if type(sys.stderr).__module__.startswith("ipykernel."):  # its descriptor leads to the terminal of the server
+            sys.stderr.write(f"unisono: {lines.decode(errors='replace')}")
+            return
         os.write(sys.stderr.fileno(), b"unisono: " + lines)
 
 
@@ -68,6 +79,41 @@ def show_own_lines(error: BaseException) -> None:
         if not _is_our_frame(each):
             kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     error.__traceback__ = kept
+
+
+def folded(text: str) -> str:
+    """Return a formatted traceback in which frames of torch and of this package that follow each other are one line.
+
+    Where no other frame is left, it stays as it is: the fault may be there.
+    """
+    whose = [_owner(found[1]) for found in _FRAME.finditer(text)]
+    if all(whose):
+        return text
+
+    def fold(found: re.Match[str]) -> str:
+        owners = [_owner(each[1]) for each in _FRAME.finditer(found[0])]
+        return f"  ... {counted(len(owners), 'frame')} in {' and '.join(sorted(set(owners)))}\n"
+
+    return re.sub(f"(?:{_FOREIGN}{_FRAME.pattern})+", fold, text, flags=re.MULTILINE)
+
+
+def _owner(file: str) -> str:
+    """Return ``torch`` or ``unisono`` for a file of theirs, nothing for another."""
+    return "torch" if _TORCH in file else "unisono" if is_ours(file) else ""
+
+
+def with_own_lines(function: Callable[P, T]) -> Callable[P, T]:
+    """Let errors leave a function without frames of this package, as `show_own_lines` does."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            show_own_lines(error)
+            raise
+
+    return call
 
 
 def _frames(error: BaseException) -> list[TracebackType]:

@@ -15,6 +15,7 @@ from unisono.data.plans.batch_schedule import BatchSchedule, schedule_of
 from unisono.data.plans.plan import Plan
 from unisono.data.sources.loaders import AnyDataset, AnyLoader, last_step, make_loader
 from unisono.determinism.switches import set_determinism
+from unisono.errors import ConfigError
 from unisono.options.keywords import answers_keywords
 from unisono.options.quantities import EPOCHS, REPLICAS, SEED, STEPS, THREADS
 from unisono.strategies.base import StrategyContext
@@ -125,6 +126,8 @@ class Run(RunState):
         transport: Transport | str = "auto",
     ) -> None:
         explain_uncaught()
+        if seed is None:
+            raise ConfigError("expected seed as a whole number, got None. Hint: leave it out, or seed=0.")
         seed = SEED.take("seed", seed)
         threads, replicas = THREADS.maybe("threads", threads), REPLICAS.maybe("replicas", replicas)
         check_every(checkpoint_every=checkpoint_every)

@@ -3,13 +3,16 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 
 from unisono import errors
-from unisono.cli.main import main
-from unisono.cli.output.outcome import FAILED, USAGE_ERROR, nothing_kept, perform, tidy
+from unisono.cli.main import main, unisono
+from unisono.cli.output.outcome import FAILED, USAGE_ERROR, Terminated, conclude, nothing_kept, perform, tidy
 from unisono.experiments import job
+from unisono.launchers.local import deliver
 
 
 def raising(error):
@@ -86,12 +89,48 @@ def test_a_reader_that_goes_away_is_141_without_a_word():
     assert child.wait() == 141
 
 
+ROWS = {
+    "0": [(lambda: None, 0)],
+    "1": [(lambda: conclude(False, True), 1), (raising(errors.LaunchError("no room")), 1)],
+    "2": [
+        (lambda: unisono(["diff", "--colour"], standalone_mode=False), 2),
+        (lambda: unisono(["watch", "nowhere", "--once"], standalone_mode=False), 2),
+        (raising(errors.ConfigError("wrong")), 2),
+        (raising(errors.DataError("torn")), 2),
+    ],
+    "75": [(raising(errors.RunStopped(7)), 75)],
+    "128 + n": [(raising(errors.WorkerFailed("rank 1", rank=1, exit_code=137)), 137)],
+    "129, 130, 143": [(lambda: deliver(signal.SIGHUP, signal.SIG_DFL), 129), (raising(KeyboardInterrupt()), 130),
+                      (raising(Terminated(143)), 143), (lambda: deliver(signal.SIGTERM, signal.SIG_DFL), 143)],
+    "141": [(raising(BrokenPipeError()), 141)],
+    "others": [(raising(errors.WorkerFailed("rank 0", rank=0, exit_code=7)), 7)],
+}  # fmt: skip
+
+
+def test_the_table_of_exit_codes(monkeypatch, capsys):
+    """Every row of the page's table, and no code besides."""
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    page = (Path(__file__).parents[3] / "docs" / "commands" / "index.md").read_text()
+    rows = page.partition("| exit code | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert [row.split("|")[1].strip() for row in rows.splitlines()] == list(ROWS)
+    for cases in ROWS.values():
+        for action, code in cases:
+            try:
+                found = perform("train", action)
+            except click.ClickException as error:
+                found = error.exit_code
+            except SystemExit as end:
+                found = end.code
+            assert found == code
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ("train digits", "train: interrupted. Nothing is kept; --out DIR keeps runs. Again: "),
         ("train digits --out fresh", "train: interrupted. fresh holds no checkpoint yet. Again, from the beginning: "),
         ("train digits --out old", "train: interrupted. old holds the checkpoint of step 120. Go on with: "),
+        ("train digits --out whole", "train: interrupted. whole holds the complete run of 7 steps."),
         ("verify digits -w 1,2", "verify: interrupted. Nothing is kept of the runs so far. Again: "),
         (
             "bench strategies digits --strategies ddp",
@@ -109,13 +148,17 @@ def test_ctrl_c_says_what_is_kept(tmp_path, monkeypatch, capsys, arguments, told
 
     for name in ("step-00000009.0a1b2c3d", "step-00000120.ffffffff", "step-00000300.0a1b2c3d.draft", "latest"):
         (tmp_path / "old" / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "whole" / "checkpoints" / "step-00000007.0a1b2c3d").mkdir(parents=True)
+    (tmp_path / "whole" / "result.json").write_text('{"finished": true, "steps": 7}')
+    (tmp_path / "old" / "result.json").write_text('{"finished": true, "steps": 7}')  # of fewer epochs
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "start", interrupted)
     monkeypatch.setattr("sys.argv", ["unisono", *arguments.split()])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 130
-    assert capsys.readouterr().err.splitlines()[-1] == f"unisono {told}unisono {arguments}"
+    again = "" if told.endswith(".") else f"unisono {arguments}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"unisono {told}{again}"
 
 
 def test_ctrl_c_in_chaos(tmp_path):

@@ -98,10 +98,10 @@ def test_wrong_usage_is_one_line(run, arguments, told):
 def test_an_epoch_of_what_is_no_run(tmp_path):
     """A file, a directory that is not there: one line, as without an epoch."""
     (tmp_path / "file").touch()
-    for place, told in ((tmp_path / "file", "Not a directory"), (tmp_path / "none", "No such file or directory")):
+    for place, told in ((tmp_path / "file", "is a file"), (tmp_path / "none", "does not exist")):
         code, text, error = call(place, "--epoch", 1)
         assert (code, text) == (2, "")
-        assert f"expected a run directory, got {place}: {told}" in error
+        assert f"expected a run directory, got {str(place)!r}, which {told}." in error
 
 
 def test_other_strategies(run, tmp_path):

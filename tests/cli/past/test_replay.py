@@ -179,7 +179,7 @@ def test_wrong_usage_is_one_line(run, arguments, told):
 def test_what_is_no_run(run, tmp_path):
     """A directory that is none of a run is named; so is one whose program nobody knows."""
     assert call(tmp_path, "--step", 1)[0] == 2
-    assert f"expected a run directory, got {tmp_path}" in call(tmp_path, "--step", 1)[2]
+    assert f"expected a run directory, got '{tmp_path}', an empty directory" in call(tmp_path, "--step", 1)[2]
     for name in ("score.json", "ledger.jsonl"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     assert "does not say which script made it. Hint: --script FILE" in call(tmp_path, "--step", 1)[2]

@@ -12,7 +12,12 @@ import torch
 from unisono.launchers.supervision.alone import has_trained_alone
 assert not has_trained_alone()  # nothing is trained yet
 weight = torch.zeros(3, requires_grad=True)
-torch.optim.SGD([weight], lr=0.1)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+with torch.no_grad():
+    weight.copy_(torch.ones(3) * 2)
+assert not has_trained_alone()  # an optimizer, and weights that were loaded
+weight.sum().backward()
+optimizer.step()
 assert has_trained_alone()
 if "group" in sys.argv:
     torch.distributed.init_process_group("gloo")
@@ -49,7 +54,9 @@ def test_programs_that_know_their_rank(place, monkeypatch):
     """A file of the program's own that speaks of ranks leaves it in peace: it may share out work by itself."""
     import torch
 
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    weight = torch.zeros(1, requires_grad=True)
+    torch.optim.SGD([weight], lr=0.1)
+    weight.sum().backward()
     place.write("TRIALS = 3\n", "plain_trials.py")
     place.write("import os; MINE = os.environ.get('RANK')\n", "shared_trials.py")
     monkeypatch.syspath_prepend(place.folder)

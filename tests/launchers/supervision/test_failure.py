@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unisono.errors import CheckpointError, ConfigError, DataError, PeerLost
+from unisono.errors import CheckpointError, ConfigError, DataError, PeerLost, PlaceError
 from unisono.launchers.spec import LaunchSpec, ScriptTarget
 from unisono.launchers.supervision.failure import FailureReport, WorkerExit, describe, find_root, load_reports
-from unisono.system.heartbeat import Reading
+from unisono.system.heartbeat import HeartbeatPage, Reading
 
 
 def report_of(raiser, rank=0, exit_code=1):
@@ -112,6 +112,20 @@ def test_what_a_restart_cannot_mend(error, expected):
     assert report_of(raising(error)).is_final is expected
 
 
+def test_what_is_a_mistake_in_the_program():
+    """A name that is missing, a wrong type, and what says its fix; not files, the network, memory."""
+    noted = RuntimeError("shapes cannot be multiplied")
+    noted.add_note("Hint: nn.Linear(3, 2).")
+    mistakes = [NameError("modle"), TypeError("int"), ImportError("torhc"), PlaceError("only. Hint: do it."), noted]
+    others = [
+        RuntimeError("CUDA error"),
+        OSError("no file"),
+        CheckpointError("Hint: x"),
+        torch.OutOfMemoryError("Hint:"),
+    ]
+    assert [report_of(raising(error)).is_mistake for error in [*mistakes, *others]] == [True] * 5 + [False] * 4
+
+
 def test_secondary_behind_another_error():
     """An error raised because of a lost peer blames the peer too."""
     cause = RuntimeError("Connection reset by peer")
@@ -124,6 +138,19 @@ def test_report_round_trip(tmp_path):
     report.save(str(tmp_path))
     assert load_reports(str(tmp_path), range(3)) == {1: report}
     assert [path.name for path in tmp_path.iterdir()] == ["error-1.json"]
+
+
+def test_frames_of_torch_are_counted(monkeypatch):
+    """The program's own lines are shown, torch's counted; all of them where torch's own variable asks for them."""
+
+    def raiser():
+        torch.nn.Linear(2, 2)(torch.ones(3, 3))
+
+    text = report_of(raiser).traceback
+    assert "torch.ones(3, 3)" in text and "  ... 3 frames in torch\nRuntimeError: mat1" in text
+    assert "module.py" not in text
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
+    assert "module.py" in report_of(raiser).traceback
 
 
 def test_broken_text():
@@ -146,6 +173,39 @@ def test_root_of_a_rank_still_running():
     """A rank that has reported but not ended yet can be the root."""
     root = find_root(exits(r0=1), {0: secondary(0, 5.0), 1: report_of(raising(ValueError("boom")), rank=1)})
     assert root.rank == 1
+
+
+def test_all_that_failed_alike_are_said_once():
+    """The same mistake on all ranks: one text, of the lowest rank; another line or another error is not alike."""
+
+    def failing(rank, text="size 3 of rank 0, 9b151c1a7aad1d3d"):
+        return report_of(raising(ValueError(text)), rank=rank)
+
+    reports = {2: failing(2), 0: failing(0), 1: failing(1, "size 3 of rank 1, eabe24e995817477")}
+    root = find_root(exits(r2=1), reports)
+    assert (root.rank, root.alike) == (0, (0, 1, 2))
+    assert describe(root, 3, {}, []).startswith(
+        "all 3 ranks failed alike with ValueError: size 3 of rank 0, 9b151c1a7aad1d3d\n\nTrace"
+    )
+    assert describe(root, 4, {}, [3]).startswith("ranks 0, 1, 2 of 4 failed with ValueError")
+    assert describe(find_root([], {0: reports[0], 1: reports[1]}), 2, {}, []).startswith("both ranks failed alike")
+    for other in (failing(1, "no"), report_of(raising(KeyError("size 3 of rank 0, 9b151c1a7aad1d3d")), rank=1)):
+        assert find_root([], {0: replace(reports[0], time_s=0.0), 1: other}).alike == ()
+
+
+def test_what_others_are_about_to_say_is_waited_for(tmp_path, monkeypatch):
+    """All ranks fail within a moment of each other; who blames a peer, or is another's failure, is not waited for."""
+    monkeypatch.setattr("unisono.launchers.supervision.failure._ALIKE_WAIT_S", (60.0, 0.0))
+    later = [report_of(raising(ValueError("boom")), rank=rank) for rank in (1, 2)]
+    monkeypatch.setattr("time.sleep", lambda seconds: later.pop().save(str(tmp_path)))
+    report_of(raising(ValueError("boom"))).save(str(tmp_path))
+    assert sorted(load_reports(str(tmp_path), range(3))) == [0, 1, 2] and not later
+    secondary(1, 0.0).save(str(tmp_path))
+    assert len(load_reports(str(tmp_path), range(4))) == 3
+    heartbeat = HeartbeatPage.create(tmp_path / "heartbeat-0")
+    report_of(raising(ValueError("boom")), rank=1).save(str(tmp_path))
+    heartbeat.done(1)
+    assert len(load_reports(str(tmp_path), range(4))) == 3  # after the first step: at most a tenth of a second
 
 
 def test_root_without_primary():

@@ -14,13 +14,31 @@ def test_no_restarts_unless_asked():
     assert Restarts(0, 2).judge(ending(saved=0)) == GiveUp("")
     assert Restarts(0, 2).judge(ending(saved=4, is_unkillable=True)) == GiveUp("")
     assert Restarts(0, 2).judge(ending(saved=4, error="ScoreMismatch")) == GiveUp("")  # it has a hint of its own
-    hint = "Hint: the newest checkpoint is of step 4 or later; the same command goes on from there"
+    hint = "Hint: the newest checkpoint is of step 4; the same command goes on from there"
     by_itself = f"{hint}. With --max-restarts 3 (max_restarts=3) it does so by itself"
     assert Restarts(0, 2).judge(ending(saved=4)) == GiveUp(f"{by_itself}.")
     live = GiveUp(f"{by_itself}, with --live auto without going back.")
     assert Restarts(0, 2).judge(ending(saved=4, could_go_on_live=True)) == live
     for cause in ({"error": "OSError"}, {"is_final": True}):
         assert Restarts(0, 2).judge(ending(saved=4, **cause)) == GiveUp(f"{hint}, once the cause is removed.")
+
+
+def test_what_is_said_of_checkpoints():
+    """A later one only where steps were done since; of a complete run, that nothing is left to train."""
+    for more, said in (
+        ({"done": 6}, "is of step 4 or later; the"),
+        ({"last": 4}, "all 4 steps are done and saved; the"),
+    ):
+        assert said in Restarts(0, 2).judge(ending(saved=4, error="OSError", **more)).reason
+
+
+def test_a_mistake_that_all_met_is_not_tried_again():
+    """Before the first step every worker has met it: the reason says so; without restarts nothing is added."""
+    met = ending(step=1, done=0, error="NameError", is_alike=True)
+    again = "before the first step, so the same program would fail again."
+    assert Restarts(3, 2).judge(met) == GiveUp(f"No restart: every worker has met it {again}")
+    assert Restarts(3, 1).judge(met) == GiveUp(f"No restart: it came {again}")
+    assert Restarts(0, 2).judge(met) == GiveUp("")
 
 
 def test_progress_makes_restarts_free():

@@ -103,6 +103,15 @@ def test_a_wrong_setting_wins(place):
     assert len(result.stdout.splitlines()) == 2
 
 
+def test_a_mistake_of_all_ranks_is_told_once_and_not_restarted(place):
+    """A missing name before the first step: one text for all ranks, one traceback, no second attempt."""
+    result = place.run("print('run', flush=True)\nmodle\n", "-n3", "--max-restarts", "2")
+    assert (result.returncode, result.stdout.count("run")) == (1, 3)
+    assert result.stderr.startswith("unisono run: all 3 ranks failed alike with NameError: name 'modle'")
+    assert result.stderr.count("Traceback") == 1 and "Restart 1" not in result.stderr
+    assert "No restart: every worker has met it before the first step" in result.stderr
+
+
 def test_a_dying_child_does_not_hide_the_failure(place):
     """A handler of SIGCHLD that raises, as torch's for data loading processes, does not get into the report."""
     result = place.run(
@@ -254,7 +263,11 @@ def test_heavy_modules_stay_out(place):
         ("", "stopped before the first step; no checkpoint has been written. Start again with: unisono "),
         (
             "heartbeat.done(8); heartbeat.saved(8)",
-            "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go",
+            "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go on with: unisono ",
+        ),
+        (
+            "heartbeat.ends(8); heartbeat.done(8); heartbeat.saved(8)",
+            "stopped after the last step: all 8 steps are done and saved, the run is complete.",
         ),
     ],
 )
@@ -273,7 +286,8 @@ def test_an_interrupted_run_says_what_is_kept(place, note, said, told):
     assert (result.returncode, result.stdout) == (130, "")
     (line,) = result.stderr.splitlines()
     assert told in line
-    assert line.endswith(" with: unisono -n2 script.py 'two words'")  # the test starts the verb without its name
+    # the test starts the verb without its name
+    assert line.endswith(" with: unisono -n2 script.py 'two words'") != ("complete" in told)
 
 
 SILENT = """

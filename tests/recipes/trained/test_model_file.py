@@ -62,7 +62,7 @@ def test_a_changed_file_is_refused(tmp_path, change, words):
 def test_what_holds_no_model_is_said(tmp_path):
     """Nothing, a file, a directory of another kind, a file that is no JSON."""
     (tmp_path / "file").write_text("x")
-    for name, words in (("none", "found nothing at"), ("file", "found a file at"), (".", "holds no model.json")):
+    for name, words in (("none", "which does not exist"), ("file", "which is a file"), (".", "holds no model.json")):
         with pytest.raises(ConfigError, match=words):
             unisono.load(tmp_path / name)
     (tmp_path / "program.json").write_text(json.dumps({"script": "/home/me/cnn.py", "args": []}))

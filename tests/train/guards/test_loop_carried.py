@@ -5,6 +5,9 @@ import warnings
 import pytest
 from torch.nn import functional as F
 
+from unisono.determinism.loop_variables import LoopVariable
+from unisono.train.guards.loop_carried import _words
+
 TOLD = (
     r"`k` \(line \d+\) is carried from iteration to iteration by your own loop, and decides in line \d+ what is trained"
 )
@@ -33,11 +36,18 @@ def show(toy, out, last):
         return steps
 
 
+def test_an_attribute_is_named_as_a_key_of_the_dictionary():
+    """`run.register('model[3].p', ...)` could be no name of anything."""
+    found = [LoopVariable("model[3].p", 11, 13, range(9, 14))]
+    assert "dictionary, state['p'], and before the loop run.register('state', state)." in _words(found, "now")
+
+
 def test_a_resumed_run_says_which_variable_starts_over(toy, tmp_path):
     """So does the first launch, if it is kept; one that has nothing to do does not."""
     with pytest.warns(UserWarning, match=TOLD) as told:
         assert count(toy, tmp_path, 4) == [1, 2, 3, 4]
     assert "starts over in a resumed run, so" in str(told[0].message)
+    assert "keep it in a dictionary, state['k'], and" in str(told[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert count(toy, tmp_path, 4) == []

@@ -12,7 +12,9 @@ from torch.optim.swa_utils import AveragedModel
 
 import unisono
 from unisono.errors import ConfigError
+from unisono.train.guards.done_loops import DoneLoops
 from unisono.train.run_directory.newcomers import Newcomers
+from unisono.train.steps import stepper
 
 TOLD = r"step 2: 'teacher.0.weight', ..., which the loss function can reach, is changed by the loop, and no checkpoint"
 
@@ -46,6 +48,12 @@ class Held:
 
     def load_state_dict(self, state):
         self.teacher.load_state_dict(state)
+
+
+@pytest.fixture(autouse=True)
+def live(monkeypatch):
+    """Let runs that keep nothing be as those that a worker may join."""
+    monkeypatch.setattr(stepper, "DoneLoops", lambda *given, live, **more: DoneLoops(*given, live=True, **more))
 
 
 def train(toy, change, *, register=None, last=5, **settings):
@@ -83,6 +91,17 @@ def test_a_resumed_run_tells_it_in_its_second_step(toy, tmp_path):
     with pytest.warns(UserWarning, match="step 7: 'teacher.0.weight'") as told:
         train(toy, lerp, last=10, out=tmp_path)
     assert len([each for each in told if "step 7" in str(each.message)]) == 1
+
+
+def test_nothing_is_told_where_nothing_is_kept_and_nobody_joins(toy, monkeypatch, tmp_path):
+    """Neither of tensors nor of numbers; the control keeps checkpoints."""
+    monkeypatch.setattr(stepper, "DoneLoops", DoneLoops)
+    for out, count in ((None, 0), (tmp_path, 1)):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            train(toy, lerp, out=out)
+            assert len([each for each in told if "the loop" in str(each.message)]) == count
+            assert len(weigh(toy, lambda tracker: tracker.ema, after=Tracker.update, out=out and out / "n")[0]) == count
 
 
 def test_one_that_is_changed_later(toy):

@@ -106,7 +106,7 @@ class Words(click.Choice[str]):
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
             if (meant := VALUES.get(str(value).lower())) in self.choices:
-                raise click.BadParameter(f"{error.message} Did you mean {meant!r}?", ctx, param) from None
+                raise click.BadParameter(f"{error.message} Hint: did you mean {meant!r}?", ctx, param) from None
             if param is not None and os.path.isfile(str(value)):  # noqa: PTH113 - pathlib raises where a name is too long
                 hint = f"Hint: {param.opts[-1]} {self.choices[0]} {value}."
                 raise click.BadParameter(f"{error.message} {hint}", ctx, param) from None

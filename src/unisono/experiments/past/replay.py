@@ -20,6 +20,7 @@ from unisono.observe.chain import parse_all
 from unisono.observe.damage import damaged_from
 from unisono.observe.ledger import read_lines
 from unisono.observe.run_json import object_in, read_object
+from unisono.observe.run_place import no_run
 from unisono.strategies.catalog import CATALOG
 from unisono.system.directory import Directory
 from unisono.train.run_directory.fork import FILE_NAME as FORK
@@ -199,13 +200,10 @@ def read_score(home: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: The directory is none of a run.
-    """
-    try:
-        score = _object(home, "score.json")
-    except OSError as error:
-        raise ConfigError(f"expected a run directory, got {home}: {error.strerror}. Hint: the DIR of --out.") from error
+    """  # noqa: DOC501 - a function makes the error
+    score = _object(home, "score.json") if home.is_dir() else None
     if score is None:
-        raise ConfigError(f"expected a run directory, got {home}: no score.json. Hint: the DIR of --out.")
+        raise no_run(home)
     if not set(_OF_A_RUN) <= score.keys():
         raise ConfigError(f"{home}/score.json is not what a run writes.")
     return score

@@ -1,7 +1,8 @@
 """Workers that were started together and never met: each of them has trained the whole by itself.
 
-In: the modules of a worker that ends. Out: whether it made an optimizer, and nothing in it or in the program's own
-files has to do with other ranks; such a program was meant for one worker. Must not import torch.
+In: the modules of a worker that ends. Out: whether it made an optimizer and computed what can be differentiated, and
+nothing in it or in the program's own files has to do with other ranks; such a program was meant for one worker. Must
+not import torch.
 """
 
 import re
@@ -26,6 +27,9 @@ def has_trained_alone() -> bool:
     optim: Any = sys.modules.get("torch.optim.optimizer")
     if optim is None or not any(getattr(kind.step, "hooked", False) for kind in _kinds(optim.Optimizer)):
         return False  # torch marks the class of every optimizer that was made
+    graph: Any = sys.modules.get("torch.autograd")
+    if getattr(graph, "_get_sequence_nr", lambda: 0)() == 0:
+        return False  # no loss was ever computed that could be differentiated: weights were made or loaded
     # Where there is, or has been, a process group, torch leaves its own hook for exceptions behind.
     groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
     has_had_group = groups is not None and (

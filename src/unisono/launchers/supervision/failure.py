@@ -6,6 +6,7 @@ the reader. Must not import torch.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -13,31 +14,28 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from unisono.errors import ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldError
-from unisono.system.disk import is_lasting
+from unisono.errors import ConfigError
+from unisono.launchers.worker.error_kinds import is_final, is_mistake, is_secondary, text_of
 from unisono.system.files import replace_file
-from unisono.system.heartbeat import Reading
+from unisono.system.heartbeat import HeartbeatPage, Reading
 from unisono.system.hints import of_a_mistake
-from unisono.system.messages import says_all, show_own_lines
+from unisono.system.messages import folded, says_all, show_own_lines
 
+_LOOK_S, _NUMBER = 0.01, re.compile(r"\b[0-9a-f]{16}\b|\d+")
 _LIBRARY = str(Path(os.__file__).resolve().parent)
+_ALL_FRAMES = "TORCH_SHOW_CPP_STACKTRACES"  # torch's own word for whoever wants to see all
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 # Frames of the start-up itself: they come before the user's first line and tell nothing.
 _STARTUP_FILES = re.compile(
     r"<frozen (runpy|importlib\..*)>|.*[/\\](runpy|unisono[/\\]launchers[/\\]worker[/\\]child)\.py"
 )
 
-# The same program on the same data raises them again, as it does with a full disk: a restart would only repeat them.
-_FINAL = (ConfigError, DataError, LaunchError, NonFiniteError, StepError, WorldError, SyntaxError)
-
-_LOST_PEER_TYPES = frozenset({"LeaderFailed", "PeerLost", "DistBackendError", "DistNetworkError", "DistStoreError"})
-_LOST_PEER_TEXT = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|socket closed|end of file", re.IGNORECASE
-)
+# How long to wait for the other ranks' reports, in seconds: whether all fail alike, before and after the first step.
+_ALIKE_WAIT_S = 0.5, 0.1
 
 _HINT_ON_GLOO = (
     "Hint: where that speaks of gloo, the ranks passed tensors of unequal sizes to one collective, as a rank without "
@@ -56,7 +54,8 @@ class FailureReport:
     rank: int  #: Rank of the worker.
     type_name: str  #: Name of the exception's class.
     message: str  #: The exception's text.
-    traceback: str  #: The traceback from the user's first frame on.
+    #: The traceback from the user's first frame on; frames of torch and of unisono are counted, not shown.
+    traceback: str
     #: ``file:line`` of the innermost frame outside unisono and Python's library, empty if there is none.
     location: str = ""
     #: Whether unisono has raised it on purpose: its message says all, no traceback is needed.
@@ -64,6 +63,8 @@ class FailureReport:
     is_secondary: bool  #: Whether it looks like the consequence of another rank's failure.
     is_config: bool = False  #: Whether a setting is wrong: then this is what the person must read.
     is_final: bool = False  #: Whether the same program must fail again.
+    #: Whether it is a mistake in the program, which comes again where all ranks met it alike before the first step.
+    is_mistake: bool = False
     exit_code: int  #: The worker's exit code.
     time_s: float  #: CLOCK_MONOTONIC, which all processes of a host share.
 
@@ -76,19 +77,27 @@ class FailureReport:
             error.add_note(note)
         while kept is not None and _STARTUP_FILES.fullmatch(kept.tb_frame.f_code.co_filename):
             kept = kept.tb_next
+        text = "".join(traceback.format_exception(type(error), error, kept))
         return cls(
             rank=rank,
             type_name=type(error).__name__,
-            message="\n".join([_text(error), *getattr(error, "__notes__", ())]),
-            traceback="".join(traceback.format_exception(type(error), error, kept)),
+            message="\n".join([text_of(error), *getattr(error, "__notes__", ())]),
+            traceback=text if os.environ.get(_ALL_FRAMES) == "1" else folded(text),
             location=_user_location(kept),
             is_unisono=says_all(error),
-            is_secondary=any(map(_blames_peer, _chain(error))),
+            is_secondary=is_secondary(error),
             is_config=isinstance(error, ConfigError),
-            is_final=isinstance(error, _FINAL) or is_lasting(error),
+            is_final=is_final(error),
+            is_mistake=is_mistake(error),
             exit_code=exit_code,
             time_s=time.monotonic(),
         )
+
+    def is_like(self, other: "FailureReport") -> bool:
+        """Whether two ranks have failed alike: with the same exception at the same line, but for numbers and hashes."""
+        return (self.type_name, self.location, self.is_secondary, _NUMBER.sub("", self.message)) == (
+            other.type_name, other.location, other.is_secondary, _NUMBER.sub("", other.message)
+        )  # fmt: skip
 
     def save(self, directory: str) -> None:
         """Write the report atomically: the launcher sees all of it or nothing."""
@@ -113,6 +122,7 @@ class Failure:
     time_s: float
     code: int
     report: FailureReport | None = None
+    alike: tuple[int, ...] = ()  #: All ranks that have failed alike, this one first; empty where no other has.
 
     @property
     def is_secondary(self) -> bool:
@@ -133,13 +143,33 @@ class Failure:
 
 
 def load_reports(directory: str, ranks: Iterable[int]) -> dict[int, FailureReport]:
-    """Return the reports of these ranks that lie in `directory`."""
-    reports = {}
-    for rank in ranks:
-        with contextlib.suppress(FileNotFoundError):
-            text = (Path(directory) / f"error-{rank}.json").read_text()
-            reports[rank] = FailureReport(**json.loads(text))
-    return reports
+    """Return the reports of these ranks that lie in `directory`.
+
+    Where a rank has failed by itself, the others may be about to: waits for a moment until all have said so.
+    """
+    wanted, reports = [*ranks], dict[int, FailureReport]()
+    began = time.monotonic()
+    while True:
+        for rank in wanted:
+            if rank not in reports:
+                with contextlib.suppress(FileNotFoundError):
+                    text = (Path(directory) / f"error-{rank}.json").read_text()
+                    reports[rank] = FailureReport(**json.loads(text))
+        found = [*reports.values()]
+        if not found or len(found) == len(wanted) or not all(report.is_like(found[0]) for report in found):
+            return reports
+        patience = _ALIKE_WAIT_S[any(map(functools.partial(_has_stepped, directory), reports))]
+        if found[0].is_secondary or time.monotonic() - began >= patience:
+            return reports
+        time.sleep(_LOOK_S)
+
+
+def _has_stepped(directory: str, rank: int) -> bool:
+    """Whether a worker of this launch has finished a step."""
+    try:
+        return HeartbeatPage(Path(directory) / f"heartbeat-{rank}").read().done > 0
+    except FileNotFoundError:
+        return False
 
 
 def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport]) -> Failure | None:
@@ -150,12 +180,18 @@ def find_root(exits: Iterable[WorkerExit], reports: Mapping[int, FailureReport])
         reports: Reports by rank, also of workers that have not ended yet.
 
     Returns:
-        The root cause; the earliest failure if all blame a peer; None if nobody failed.
+        The root cause, of those that have failed alike the lowest rank; the earliest failure if all blame a peer; None
+        if nobody failed.
     """
     failures = {end.rank: Failure(rank=end.rank, time_s=end.time_s, code=end.code) for end in exits if end.code != 0}
     for rank, report in reports.items():
         failures[rank] = Failure(rank=rank, time_s=report.time_s, code=report.exit_code, report=report)
-    return min(failures.values(), key=lambda f: (not f.is_config, f.is_secondary, f.time_s), default=None)
+    root = min(failures.values(), key=lambda f: (not f.is_config, f.is_secondary, f.time_s), default=None)
+    if root is None or root.report is None or root.is_secondary:
+        return root
+    own = root.report
+    alike = sorted(rank for rank, report in reports.items() if report.is_like(own))
+    return replace(failures[alike[0]], alike=tuple(alike)) if len(alike) > 1 else root
 
 
 def describe(
@@ -173,7 +209,13 @@ def describe(
         step: The step in progress in the rank that failed; 0 before the first.
     """
     who = f"rank {failure.rank} of {workers}"
-    text = f"{who} {_describe_report(failure.report) if failure.report else _describe_exit(failure, known)}"
+    if failure.alike:
+        who = f"ranks {_ranks(failure.alike)} of {workers}"
+    what = _describe_report(failure.report) if failure.report else _describe_exit(failure, known)
+    if len(failure.alike) == workers > 1:
+        who = "both ranks" if workers == 2 else f"all {workers} ranks"
+        what = what.replace("failed with", "failed alike with", 1)
+    text = f"{who} {what}"
     if failure.is_secondary:
         missing = _describe_missing(failure, ended, step)
         text = f"{missing}\n{text}" if missing else text
@@ -247,36 +289,6 @@ def _describe_report(report: FailureReport) -> str:
 
 def _ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks))) or "none"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
-        return "<the exception has no readable text>"
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    # A library may catch "connection closed" and raise its own error: the link stays in cause or context.
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__ or link.__context__
-    return links
-
-
-def _blames_peer(error: BaseException) -> bool:
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if names & _LOST_PEER_TYPES:
-        return True
-    return isinstance(error, (RuntimeError, ConnectionError)) and bool(_LOST_PEER_TEXT.search(_text(error)))
-
-
-def blames_peer(type_name: str, message: str) -> bool:
-    """Whether an error of which only the words are known looks like the consequence of another rank's failure."""
-    is_likely = type_name == "RuntimeError" or type_name.startswith("Connection") or type_name == "BrokenPipeError"
-    return type_name in _LOST_PEER_TYPES or (is_likely and bool(_LOST_PEER_TEXT.search(message)))
 
 
 def _user_location(trace: TracebackType | None) -> str:

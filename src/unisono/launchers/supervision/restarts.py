@@ -24,10 +24,12 @@ class Ending:
     step: int = 0  #: The step (1-based) in progress in that worker; 0 before the first.
     done: int = 0  #: The last step that any worker has finished, 0 for none.
     saved: int = 0  #: The step of the newest checkpoint, 0 for none.
+    last: int = 0  #: The step that is to be the last, 0 while it is not known.
     replica: int = -1  #: The replica that the worker was computing, -1 when unknown.
     samples: tuple[int, ...] = ()  #: Its samples' indices, as far as they are known.
     error: str = ""  #: Type of the exception that ended it; empty for a death without one.
     is_final: bool = False  #: Whether the same program on the same data must fail again, as with a wrong setting.
+    is_alike: bool = False  #: Whether all workers met the same mistake in the program, before the first step.
     is_unkillable: bool = False  #: Whether a worker could not be ended, so that a second one beside it would be unsafe.
     could_go_on_live: bool = False  #: Whether live recovery, which is off, may go on after a death of this kind.
 
@@ -86,6 +88,9 @@ class Restarts:
             return GiveUp("No restart: a worker cannot be killed and might write beside its successor.")
         if ending.is_final:
             return GiveUp("No restart: the same program would fail again.")
+        if ending.is_alike:
+            who = "every worker has met it" if self.workers > 1 else "it came"
+            return GiveUp(f"No restart: {who} before the first step, so the same program would fail again.")
         last, self._last = self._last, ending
         best = (max(self._best[0], ending.done), max(self._best[1], ending.saved))
         if best != self._best:
@@ -133,7 +138,10 @@ def _how_to_go_on(ending: Ending) -> str:
     if not ending.saved or ending.is_unkillable or ending.error == ScoreMismatch.__name__:  # of another run
         return ""
     # A later one may have been committed since the last step that was told of.
-    first = f"Hint: the newest checkpoint is of step {ending.saved} or later; the same command goes on from there"
+    later = " or later" if ending.done > ending.saved else ""
+    first = f"Hint: the newest checkpoint is of step {ending.saved}{later}; the same command goes on from there"
+    if ending.last and ending.saved >= ending.last:
+        first = f"Hint: all {ending.last} steps are done and saved; the same command does what comes after them"
     if ending.error or ending.is_final:
         return f"{first}, once the cause is removed."
     live = ", with --live auto without going back" if ending.could_go_on_live else ""

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.launchers.supervision.failure import FailureReport, WorkerExit, blames_peer
+from unisono.launchers.supervision.failure import FailureReport, WorkerExit
+from unisono.launchers.worker.error_kinds import blames_peer
 
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MOST_BYTES = 1 << 20

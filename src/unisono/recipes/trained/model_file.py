@@ -12,6 +12,7 @@ from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.run_json import object_in
+from unisono.observe.run_place import no_run
 from unisono.options.quantities import shown
 from unisono.recipes.catalog import Options
 from unisono.system.directory import Directory
@@ -77,8 +78,7 @@ class ModelFile:
             ConfigError: It is no run directory, no recipe's, or the files are not those that the run has written.
         """  # noqa: DOC501 - a function makes the error
         if not run.is_dir():
-            what = "a file" if run.exists() else "nothing"
-            raise ConfigError(f"expected a run directory, found {what} at {run}. Hint: the DIR of --out (out=).")
+            raise no_run(run)
         with Directory.open(run) as home:
             found = object_in(run / FILE_NAME, lambda: home.read(FILE_NAME))
             if found is None:

@@ -6,18 +6,47 @@ behind the inner loop for done epochs too, and the checkpoint holds what came of
 
 import copy
 import inspect
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, Protocol, TypeVar, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unisono.collectives.places import current_world
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, StepError
 from unisono.system.messages import warn
 from unisono.train.guards.loop_carried import describe_loop_carried
 from unisono.train.trained_parts import Parts
+
+T = TypeVar("T")
+
+
+ONCE = "Hint: one run.step() for each batch; to accumulate gradients take a larger batch_size."
+
+
+class _HasLoops(Protocol):
+    """What knows how many loops have begun, and the last step of the newest."""
+
+    loops: list[int]
+
+
+def alone(batches: Generator[T], run: _HasLoops) -> Generator[T]:
+    """Pass on a loop's batches as long as no other loop over steps has begun.
+
+    Raises:
+        StepError: One has begun: it has taken over the data.
+    """
+    number = run.loops[0]
+    with closing(batches):
+        for batch in batches:
+            yield batch
+            if run.loops[0] != number:
+                raise StepError(
+                    "another loop over run.steps() has begun within this one, as zip(run.steps(a), run.steps(b)) does. "
+                    "Hint: one loop, over one data set whose samples hold what belongs together."
+                )
 
 
 @final
@@ -30,9 +59,13 @@ class DoneLoops:
         parts: Of the run: the registered ones, and the settings of the optimizers, are looked at.
         tell: Is given what was put back, in words, once.
         is_kept: Whether checkpoints are written: a later launch may go on with the run.
+        live: What lets workers join it; None: none does.
     """
 
-    def __init__(self, parts: Parts, tell: Callable[[str], None], *, is_kept: bool = False) -> None:
+    def __init__(
+        self, parts: Parts, tell: Callable[[str], None], *, is_kept: bool = False, live: object = None
+    ) -> None:
+        parts.unkept.matters = is_kept or live is not None
         self._parts, self._tell, self._is_kept = parts, tell, is_kept
         self._kept: dict[str, Any] | None = None
         self._has_looked = False  # for variables that the loop carries

@@ -50,11 +50,12 @@ def _outside(frame: FrameType | None) -> Iterator[FrameType]:
 def _words(found: Sequence[LoopVariable], when: str) -> str:
     names = ", ".join(f"`{each.name}` (line {each.line})" for each in found)
     lines = ", ".join(map(str, sorted({each.reached for each in found})))
-    is_one, first = len(found) == 1, found[0].name
+    is_one, key = len(found) == 1, found[0].name.rpartition(".")[2].partition("[")[0]
     return (
         f"{names} {'is' if is_one else 'are'} carried from iteration to iteration by your own loop, and "
         f"{'decides' if is_one else 'decide'} in line {lines} what is trained. No checkpoint holds "
         f"{'it: it starts' if is_one else 'them: they start'} over {when}, so that the result depends on "
-        f"where the run was interrupted. Hint: compute {'it' if is_one else 'them'} from batch.step or batch.epoch; or "
-        f"run.register({first!r}, object) keeps a dictionary, or what has state_dict() and load_state_dict()."
+        f"where the run was interrupted. Hint: compute {'it' if is_one else 'them'} from batch.step or batch.epoch; "
+        f"or keep {'it' if is_one else 'them'} in a dictionary, state[{key!r}], and before the loop "
+        "run.register('state', state)."
     )

@@ -54,11 +54,10 @@ def _refuse(step: int, names: list[str], what: str) -> None:
     kept = ", ".join(name or "its state" for name in names[:3]) + (", ..." if len(names) > 3 else "")
     raise StepError(
         f"step {step}: the loss function has {'another' if what == 'loss' else 'other'} {what} when it is "
-        f"called again for the same micro-batch, by what it keeps from call to call: {kept}. Each rank calls it "
-        "for its own micro-batches, and no checkpoint holds that: the weights would depend on the number of "
-        "workers, and on a resume. Hint: in a model register_buffer(name, tensor), which is merged and saved; else "
-        "change it in the loop, after run.step(), and run.register(name, it); a schedule goes by batch.step; "
-        "random numbers come from torch's, Python's or NumPy's own generators, which are keyed."
+        f"called again for the same micro-batch, by what it keeps from call to call: {kept}. The weights "
+        "would depend on the number of workers. Hint: in a model register_buffer(name, tensor); else change it in the "
+        "loop, after run.step(), and run.register(name, it); a schedule goes by batch.step; draw from torch's own "
+        "generators, which are keyed. More: docs/determinism.md, 'What a loss function keeps'."
     )
 
 

@@ -39,6 +39,7 @@ class Unkept:
     Attributes:
         names: Of the tensors that were found; none as long as none was.
         numbers: Of numbers, texts and lists of them, likewise.
+        matters: Whether the run can be resumed or joined: else nothing is told.
     """
 
     def __init__(self, model: nn.Module, registered: Mapping[str, Any]) -> None:
@@ -51,6 +52,7 @@ class Unkept:
         self._changing = set[str]()
         self._idle: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._is_idle_told = False
+        self.matters = True
         self.names: list[str] = []
         self.numbers: list[str] = []
 
@@ -78,7 +80,7 @@ class Unkept:
             return
         kept = {id(each) for each in self._kept()}
         self.names = [name for name in changed if id(state.tensors[name]) not in kept]
-        if self.names and speaks:
+        if self.names and speaks and self.matters:
             warn(f"step {step}: {_describe(self.names)} {_TENSORS}")
 
     def note_leaves(self, leaves: Iterable[Tensor]) -> None:
@@ -119,7 +121,7 @@ class Unkept:
             name for name, holder in changed
             if id(holder) not in held and _last(name) in read - written and not self._is_of_the_loss(name)
         ]  # fmt: skip
-        if self.numbers and speaks:
+        if self.numbers and speaks and self.matters:
             warn(f"step {step}: {_describe(self.numbers)} {_NUMBERS}")
 
     def forget(self) -> None:

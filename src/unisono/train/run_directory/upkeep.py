@@ -10,6 +10,7 @@ from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.checkpoint.store import choose_removed, list_steps, newest_valid, remove, verify
 from unisono.errors import CheckpointError, ConfigError
 from unisono.observe.damage import changed_line, damaged_from, last_step_in
+from unisono.observe.run_place import no_run
 from unisono.system.directory import Directory
 
 Tell = Callable[[str], None]
@@ -22,10 +23,7 @@ def find_checkpoints(directory: str) -> Path:
     for path in (given / "checkpoints", given):
         if list_steps(path):
             return path
-    runs = sorted({str(path.parent) for path in given.glob("*/checkpoints")}) if given.is_dir() else []
-    hint = "the DIR of --out" if given.is_dir() else "the run's directory comes first, the DIR of --out"
-    hint = f"one of its runs: {', '.join(runs[:3])}" if runs else hint
-    raise ConfigError(f"expected a run directory with checkpoints, got {directory}. Hint: {hint}.")
+    raise no_run(given, "checkpoints")
 
 
 def choose_checkpoint(found: Path, step: int | None, tell: Tell = lambda _: None) -> Path:

@@ -66,7 +66,8 @@ def with_bar(steps: Generator[Batch], bar: CellBar, last: int, loss: Callable[[]
                 told = partial(_told, done, known, loss)
                 bar.look(told)
     finally:
-        bar.end(told, "done" if done == last else "stopped")
+        if done:  # a run that is refused in its first step has nothing to show
+            bar.end(told, "done" if done == last else "stopped")
 
 
 def _told(done: int, last: int, loss: Callable[[], float]) -> dict[int, Reading]:

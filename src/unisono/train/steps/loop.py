@@ -119,6 +119,12 @@ def check_alike(
         built, on, how = diff(description, theirs[0]), drift(environment, theirs[1]), diff(settings, theirs[2])
         if lines := how + built + on:  # settings first: what was built follows from them
             hosts = f" (host {host})", f" (host {theirs[3]})"
+            if [line.partition(":")[0] for line in lines] == ["model.initial_weights"]:
+                raise RankDivergence(
+                    "the ranks begin with different weights: the model was built before unisono.Run(seed=...), or what "
+                    f"builds it depends on the rank. Hint: {_BUILT}. "
+                    f"Rank {transport.rank} and rank {rank} differ before the first step: {lines[0]}."
+                )
             raise RankDivergence(
                 f"rank {transport.rank}{hosts[0] if on else ''} and rank {rank}{hosts[1] if on else ''} differ before "
                 f"the first step: {'; '.join(lines[:3])}. Hint: {_SET if how else _BUILT if built else UNLIKE}."

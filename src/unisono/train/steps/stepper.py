@@ -26,7 +26,7 @@ from unisono.strategies.options import StrategyOptions
 from unisono.strategies.parts.drift import compare_now
 from unisono.train.evaluate import Predict, evaluate
 from unisono.train.guards.checks import SEVERAL
-from unisono.train.guards.done_loops import DoneLoops
+from unisono.train.guards.done_loops import ONCE, DoneLoops, alone
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.inside_loss import InsideLoss, refuse_inside
 from unisono.train.guards.trained import check_metrics
@@ -65,7 +65,7 @@ class Stepper:
         self._world = None if live is None else live.world  # that of the data which is fetched
         self._progress, self._record, self._link = progress, record, link
         self._between, self._non_finite, self._first_look = between, non_finite, first_look
-        self._done_loops = DoneLoops(parts, record.tell, is_kept=record.checkpoints is not None)
+        self._done_loops = DoneLoops(parts, record.tell, is_kept=record.checkpoints is not None, live=live)
         self._updates = Updates(parts.updates, parts.model) if parts.updates else None
         self._inside = InsideLoss(parts.model, parts.optimizers.values(), options, setting, parts.unkept)
         self._timed = TimedObjectives(self._precision, self._inside, link.phases)
@@ -95,9 +95,9 @@ class Stepper:
             self._live.refuse("the data is a stream, which is not read again from the step's beginning")
         self._loader, self._last, self._fetched = loader, last, self._fetch(loader, first, last)
         try:
-            yield from self._batches(loader, first, last)
+            yield from alone(self._batches(loader, first, last), progress)
         finally:
-            del self._fetched  # its processes end with the last batch that looks at it
+            vars(self).pop("_fetched", None)  # its processes end with the last batch that looks at it
         self._first_look.at_end(range(first, last + 1), self.parts.strategy.left_over())
 
     def open(self, loader: Loader | StreamLoader, score: Callable[[], dict[str, Any]]) -> None:
@@ -166,7 +166,7 @@ class Stepper:
         refuse_inside("run.step()")
         progress, parts, step, update = self._progress, self.parts, batch.step, None
         if step != progress.done + 1:
-            raise StepError(f"expected the batch of step {progress.done + 1}, got that of step {step}.")
+            raise StepError(f"expected the batch of step {progress.done + 1}, got that of step {step}. {ONCE}")
         if self._updates is not None:
             self._check_whole(step)
             update, objective = self._updates.find(objective)
