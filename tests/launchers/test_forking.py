@@ -204,6 +204,7 @@ def _script(folder, body):
         ("import os, torch\nos.environ['WANDB_MODE'] = 'off'", ("torch",)),
         ("import os, torch\nos.environ.setdefault('MASTER_ADDR', 'localhost')", ("torch",)),
         ("import os, torch\nos.environ.setdefault('MKL_NUM_THREADS', '1')", ()),
+        ("import os, torch\nos.environ.setdefault('OMP_NUM_THREADS', '1')", ("torch",)),  # a worker has it
         ("from os import environ\nimport torch\ndel environ['TORCH_LOGS']", ()),
         ("import os, torch\nos.environ.update(LD_PRELOAD='x')", ()),
         ("import os, torch\nos.environ[name()] = 'x'", ()),

@@ -78,7 +78,7 @@ def modules_for(spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[str, ...]
             return *_OWN, target.module
         return tuple(name for name in _OWN if name in sys.modules)
     if isinstance(target, ScriptTarget):
-        named = what_it_loads(target.path)
+        named = what_it_loads(target.path, worker_environment(spec, spec.ranks.start, "", 0, environ))
         return _OWN if "unisono" in named else tuple(named)
     return ()
 

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 COMMAND = "command.json"  #: Of a run directory: the ``command`` that started the newest launch, and its ``directory``.
@@ -74,10 +74,11 @@ def names_us(path: str) -> bool:
         return False
 
 
-def what_it_loads(path: str) -> frozenset[str]:
+def what_it_loads(path: str, environment: Container[str] = ()) -> frozenset[str]:
     """Return which of torch and unisono a script imports, itself or by way of a library built on torch.
 
-    Nothing, too, where it sets variables that are read while torch is loaded: that must happen first then.
+    Nothing, too, where it sets variables that are read while torch is loaded: that must happen first then. A default
+    for one that `environment` has sets nothing.
     """
     try:
         tree = ast.parse(Path(path).read_bytes())
@@ -89,12 +90,12 @@ def what_it_loads(path: str) -> frozenset[str]:
             found.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-        elif _sets_what_torch_reads(node):
+        elif _sets_what_torch_reads(node, environment):
             return frozenset()
     return frozenset({"unisono"} & found | ({"torch"} if found & _LOAD_TORCH else set()))
 
 
-def _sets_what_torch_reads(node: ast.AST) -> bool:
+def _sets_what_torch_reads(node: ast.AST, environment: Container[str]) -> bool:
     name: ast.expr | None = None
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
         name = node.slice
@@ -104,6 +105,8 @@ def _sets_what_torch_reads(node: ast.AST) -> bool:
         name = node.args[0] if node.args else None
         if name is None:
             return True
+        if node.func.attr == "setdefault" and isinstance(name, ast.Constant) and name.value in environment:
+            return False
     if name is None:
         return False
     return not isinstance(name, ast.Constant) or str(name.value).startswith(_READ_BY_TORCH)
