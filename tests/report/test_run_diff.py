@@ -239,8 +239,8 @@ def test_only_the_last_update(plant, plain, tmp_path):
 def test_no_run_is_an_error(tmp_path, plain):
     """A directory without a run, and a broken file, are named."""
     (tmp_path / "file").touch()
-    for place, got in (("nowhere", "does not exist"), ("file", "is a file"), (".", "a directory without such a file")):
-        with pytest.raises(ConfigError, match=rf"score\.json, got .*, {'which ' * (place != '.')}{got}"):
+    for place, got in (("nowhere", "does not exist"), ("file", "is a file"), (".", "a directory without score.json")):
+        with pytest.raises(ConfigError, match=rf"expected a run directory, got .*, {'which ' * (place != '.')}{got}"):
             compare_runs(plain, tmp_path / place)
     (tmp_path / "file").unlink()
     with pytest.raises(ConfigError, match="an empty directory"):

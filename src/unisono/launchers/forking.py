@@ -194,12 +194,12 @@ def _of_all(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def fork_server(spec: LaunchSpec, environ: Mapping[str, str]) -> Iterator[ForkServer | None]:
+def fork_server(spec: LaunchSpec) -> Iterator[ForkServer | None]:
     """Start a server for a launch, where it can have one, and end it at the end of the block."""
     server = None
-    if modules := modules_for(spec, environ):
+    if modules := modules_for(spec, os.environ):
         with contextlib.suppress(OSError):  # no room: then there is none for a worker either, which says so
-            environment = worker_environment(spec, spec.ranks.start, "", 0, environ)
+            environment = worker_environment(spec, spec.ranks.start, "", 0, os.environ)
             target = spec.target
             program = [target.path, *target.args] if isinstance(target, ScriptTarget) else [target.name]
             server = ForkServer(modules, environment, program, is_quiet=spec.output == "quiet")

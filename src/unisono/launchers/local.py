@@ -64,7 +64,7 @@ def run_local(spec: LaunchSpec) -> None:
         # Fixed from now on: a restart may use fewer workers.
         replicas = os.environ.get("UNISONO_REPLICAS", str(spec.workers))
         spec = replace(spec, env={"UNISONO_REPLICAS": replicas, **spec.env})
-    with stop_signals() as signals, fork_server(spec, os.environ) as forks:
+    with stop_signals() as signals, fork_server(spec) as forks:
         outcome = _attempts(spec, signals, forks)
     if isinstance(outcome, Failed):
         raise outcome.error

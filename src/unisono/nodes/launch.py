@@ -101,7 +101,7 @@ class _HostLaunch:
     def run(self) -> Verdict:
         """Return the last verdict, as it concerns this host."""
         probe_port = contextlib.closing(ProbePort(self._interface))
-        with probe_port as self._probe_port, fork_server(self._spec, os.environ) as self._forks:
+        with probe_port as self._probe_port, fork_server(self._spec) as self._forks:
             verdict = self._meet()
             while self._next is not None:
                 self._plan, self._next, self._signals.events = self._next, None, type(self._signals.events)()
