@@ -245,8 +245,8 @@ def judge(case: Case, ending: Ending) -> list[str]:
         wrong.append(f"expected a code of {CODES}, got {ending.code}")
     if ending.code == 2:
         said = [line for line in ending.err.split("\n") if line]
-        messages = [line for line in said if line.startswith(("Error: ", "unisono "))]
-        # One message; what stands before it is click's usage and the verb's progress.
+        messages = [line for line in said if line.startswith(("unisono: ", "unisono "))]
+        # One message; what stands before it is the verb's progress.
         typed = sum(word.count("\n") for word in case.words)  # a name may hold line breaks
         # Without their recipe, or recipe or script, verbs list the recipes, a line each.
         listed = sum(line.startswith("  ") for line in said) if "Missing argument 'RECIPE" in ending.err else 0

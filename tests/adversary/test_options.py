@@ -57,13 +57,13 @@ def test_every_number_of_every_verb_has_bounds():
 
 def test_the_judge_notices():
     """The control: a traceback, another code, a start, two messages, a long line, JSON that is none."""
-    good = Ending(code=2, err="Usage: x\n\nError: no.\n")
+    good = Ending(code=2, err="reading\n\nunisono forecast: no.\n")
     case = Case(words=("forecast", "--json"), is_wrong=True, config="")
     assert judge(case, good) == []
     for bad in (
-        Ending(code=2, err="Traceback (most recent call last):\nError: no.\n"),
-        Ending(code=1, err="Error: no.\n"),
-        Ending(code=2, err="Error: no.\nand more\n"),
+        Ending(code=2, err="Traceback (most recent call last):\nunisono forecast: no.\n"),
+        Ending(code=1, err="unisono forecast: no.\n"),
+        Ending(code=2, err="unisono forecast: no.\nand more\n"),
         Ending(code=2, err=""),
         Ending(code=2, err=f"Error: {'x' * 5000}\n"),
         Ending(code=2, err="Error: \x1b[31m\n"),

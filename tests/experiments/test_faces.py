@@ -101,7 +101,7 @@ def test_rehearse(here, told, tmp_path):
     ledger.write_text("".join(json.dumps(line) + "\n" for line in (*kept, told_less)))
     assert replay(str(tmp_path / "run"), step=5).differing == ["gradient"], "a line that says less is another"
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(ConfigError, match="run directory with checkpoints"):
+    with pytest.raises(ConfigError, match="a directory without checkpoints"):
         rehearse(str(tmp_path / "run"))
 
 

@@ -234,6 +234,7 @@ def test_what_is_loaded_for_others(tmp_path, monkeypatch):
     assert "torch" not in of(target=theirs)
     assert of(target=ModuleTarget(name="json")) == ()
     script = _script(tmp_path, "import torch")
+    assert of(target=script, backend="shm") == ()
     assert (of(target=script, workers=1), of(target=script, workers=1, max_restarts=1)) == ((), ("torch",))
     assert modules_for(LaunchSpec(target=script, workers=2), {"UNISONO_FORK": "0"}) == ()
 

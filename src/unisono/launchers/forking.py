@@ -70,6 +70,8 @@ def modules_for(spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[str, ...]
     is_one = spec.workers + spec.spares == 1 and not spec.max_restarts
     if is_one or sys.platform != "linux" or environ.get(FORK_VARIABLE) == "0":
         return ()
+    if spec.backend:  # it takes part in the import of torch
+        return ()
     if spec.devices or (spec.devices is None and find_gpus({**environ, **spec.env})):
         return ()
     target = spec.target

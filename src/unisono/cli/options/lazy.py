@@ -2,12 +2,26 @@
 
 import importlib
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 import click
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+
+@final
+class _TellingContext(click.Context):
+    """A context that stands in errors about its options: of some, click does not say whose they are."""
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        """Leave the context."""
+        if isinstance(exc_value, click.UsageError) and exc_value.ctx is None:
+            exc_value.ctx = self
+        return super().__exit__(exc_type, exc_value, tb)
 
 
 @final
@@ -41,6 +55,7 @@ class LazyGroup(click.Group):
             return None
         where = f"{self._rooms[cmd_name]}.{cmd_name}" if cmd_name in self._rooms else cmd_name
         command: click.Command = getattr(importlib.import_module(self._module.format(where)), cmd_name)
+        command.context_class = _TellingContext
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
