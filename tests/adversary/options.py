@@ -158,7 +158,7 @@ def _option(rng: random.Random, item: click.Option, calm: float, *, must: bool) 
         value = rng.choice(MEANT.get(item.name or "", TEXTS) if rng.random() < calm else TEXTS)
     if flag.startswith("--") and rng.random() < 0.5:
         return [f"{flag}={value}"], is_wrong
-    return [flag, value], is_wrong
+    return [flag, value], is_wrong and flag != "--web"  # what follows that one may be a run
 
 
 def _argument(rng: random.Random, item: click.Argument, calm: float) -> list[str]:

@@ -65,8 +65,8 @@ def test_the_judge_notices():
         Ending(code=1, err="unisono forecast: no.\n"),
         Ending(code=2, err="unisono forecast: no.\nand more\n"),
         Ending(code=2, err=""),
-        Ending(code=2, err=f"Error: {'x' * 5000}\n"),
-        Ending(code=2, err="Error: \x1b[31m\n"),
+        Ending(code=2, err=f"unisono forecast: {'x' * 5000}\n"),
+        Ending(code=2, err="unisono forecast: \x1b[31m\n"),
         Ending(reached="os.fork"),
         Ending(error="still at work"),
     ):
