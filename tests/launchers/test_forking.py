@@ -1,6 +1,7 @@
 """Workers that are forked from a process which has loaded torch; here mostly a module of that name that takes notes."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launchers.forking import modules_for
+from unisono.launchers.forking import ForkServer, modules_for
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ModuleTarget, ScriptTarget
 
 TORCH = """
@@ -151,6 +152,25 @@ def test_a_signal_while_torch_is_loaded(place, loads, signum, code):
     assert not (place.folder / "began").exists()
     if signum != signal.SIGKILL:
         assert not [*place.folder.glob("unisono-*")]
+
+
+def test_a_second_attempt_waits_for_the_same_server(place, loads, monkeypatch):
+    """The first was called off while torch was loaded, and the second has a queue of its own; events stay in order."""
+    place.write(WAITS, "torch.py")
+    monkeypatch.chdir(place.folder)
+    server = ForkServer(["torch"], place.env, is_quiet=True)
+    try:
+        first, second = queue.SimpleQueue(), queue.SimpleQueue()
+        first.put("off")
+        assert server.load(first, (str,)) == "off"
+        for number in range(3):
+            second.put(number)
+        (place.folder / "go").touch()
+        assert server.load(second, (str,)) is None
+        assert [second.get_nowait() for _ in range(3)] == [0, 1, 2]
+        assert server.load(queue.SimpleQueue(), (str,)) is None
+    finally:
+        server.close()
 
 
 def test_a_server_that_is_killed(place, note, loads):

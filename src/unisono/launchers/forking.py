@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, Protocol, cast, final
 
 from unisono.launchers.program_files import what_it_loads
 from unisono.launchers.scratch import interrupts_held_back
@@ -28,6 +28,7 @@ from unisono.system.processes import adopting
 
 FORK_VARIABLE = "UNISONO_FORK"
 """0: start each worker as a new process that loads torch itself."""
+_LOOK_S = 0.25
 _OWN = ("torch", "unisono.train.run")
 # What a worker is told of itself, and what torch does not look at while it is loaded.
 _PER_WORKER = ("RANK", "LOCAL_", "ROLE_", "WORLD_SIZE", "GROUP_", "MASTER_", "TORCHELASTIC_", "UNISONO_",
@@ -100,7 +101,8 @@ class ForkServer:
         self._environment, self._is_quiet = dict(environment), is_quiet
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._is_ready: bool | None = None
+        self._is_heard, self._is_ready = False, cast("bool | None", None)
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         command = [sys.executable, "-P", "-m", "unisono.launchers.worker.fork_server"]
         try:
             with theirs, interrupts_held_back():
@@ -119,28 +121,32 @@ class ForkServer:
 
         What else comes meanwhile is in the queue again afterwards, in its order.
         """
-        if self._is_ready is None:
-            threading.Thread(target=self._listen, args=(events,), name="unisono-forks", daemon=True).start()
-        held = []
-        found = None
+        self._events, held, found = events, [], None
+        if not self._is_heard:
+            self._is_heard = True
+            threading.Thread(target=self._listen, name="unisono-forks", daemon=True).start()
         while self._is_ready is None and found is None:
-            event = events.get()
-            if isinstance(event, ends):
-                found = event
-            elif not isinstance(event, Loaded):
-                held.append(event)
+            with contextlib.suppress(queue.Empty):
+                # A signal between the interpreter's last check and a wait would not end that wait.
+                event = events.get(timeout=_LOOK_S)
+                if isinstance(event, ends):
+                    found = event
+                elif not isinstance(event, Loaded):
+                    held.append(event)
         for event in held:
             events.put(event)
         return found
 
-    def _listen(self, events: "queue.SimpleQueue[Any]") -> None:
+    def _listen(self) -> None:
+        answer = b""
         with contextlib.suppress(OSError):  # closed meanwhile
             answer = self._control.recv(REQUEST_BYTES)
-            self._is_ready = bool(answer) and "is_ready" in json.loads(answer)
+        is_ready = bool(answer) and "is_ready" in json.loads(answer)
+        if is_ready and not self._is_quiet:  # else each worker says it again
             self._said.seek(0)
-            if self._is_ready and not self._is_quiet:  # else each worker says it again
-                sys.stderr.write(self._said.read().decode(errors="replace"))
-        events.put(Loaded())
+            sys.stderr.write(self._said.read().decode(errors="replace"))
+        self._is_ready = is_ready
+        self._events.put(Loaded())  # where it is waited for now, which may be another queue than at first
 
     def fork(
         self, argv: list[str], environment: Mapping[str, str], streams: Sequence[int], passed: Mapping[str, int]
