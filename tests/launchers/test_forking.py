@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from places import RUN
 from unisono.launchers.forking import ForkServer, modules_for
 from unisono.launchers.spec import FunctionTarget, LaunchSpec, ModuleTarget, ScriptTarget
 
@@ -69,6 +70,16 @@ def test_it_can_be_switched_off(place, loads):
     place.env["UNISONO_FORK"] = "0"
     done = place.run("import torch\nprint(open('/proc/self/comm').read().strip())\n", "-n2")
     assert (done.stdout.count("unisono-rank"), len(loads())) == (0, 2), done.stderr
+
+
+def test_where_ends_of_children_are_ignored(place, loads):
+    """By the program that starts the launcher: their codes are known all the same."""
+    place.write("import sys, torch\nprint(open('/proc/self/comm').read())\nsys.exit(len(sys.argv) - 1)\n")
+    ignoring = f"import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); {RUN}"
+    done = place.finish(place.popen(sys.executable, "-c", ignoring, "-n2", "script.py"))
+    assert (done.returncode, done.stdout.count("unisono-rank"), len(loads())) == (0, 2, 1), done.stderr
+    done = place.finish(place.popen(sys.executable, "-c", ignoring, "-n2", "script.py", "1", "2", "3"))
+    assert done.returncode == 3, done.stderr
 
 
 def test_input_goes_to_the_first_rank(place, loads):

@@ -141,6 +141,8 @@ def stop_signals() -> Iterator[Signals]:
             handler = signal.getsignal(signum)
             if handler not in (signal.SIG_IGN, None):  # nohup and background jobs ignore some: so do we
                 signals.previous[signum] = signal.signal(signum, put)
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # nobody would learn how workers end
+            signals.previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield signals
     finally:

@@ -43,7 +43,7 @@ def serve(argv: list[str]) -> list[str] | None:
     if _has_threads():  # OpenBLAS ends its own when it forks, and starts them again where they are needed
         if not (trial := os.fork()):
             os._exit(0)
-        os.waitpid(trial, 0)
+        _await(trial)
     if _has_threads():  # a lock that one of them holds would stay locked in a worker
         _answer(control, error="threads run in it")
         return None
@@ -60,6 +60,11 @@ def serve(argv: list[str]) -> list[str] | None:
             return _become(request, descriptors)
         for each in descriptors:
             os.close(each)
+
+
+def _await(pid: int) -> None:
+    with suppress(ChildProcessError):  # the launcher ignores SIGCHLD, and so do we: it has ended all the same
+        os.waitpid(pid, 0)
 
 
 def _has_threads() -> bool:
@@ -101,7 +106,7 @@ def _fork(control: socket.socket, descriptors: list[int]) -> bool:
         return True
     os.close(tell)
     if between > 0:
-        os.waitpid(between, 0)  # from here on the worker is the launcher's child
+        _await(between)  # from here on the worker is the launcher's child
         found = os.read(told, 1000).decode()
         if found.isdecimal():
             os.write(begin, b"!")
