@@ -89,6 +89,8 @@ def test_every_few_seconds(toy, capfd, monkeypatch):
 
     every = [f"{1 + step // 6}/2  step {step}/10" for step in range(1, 11)]
     assert told() == []
+    monkeypatch.setattr(lines, "_IN_LOGS_FIRST_S", 0.0)
+    assert told() == [every[0], every[-1]]
     monkeypatch.setattr(lines, "_IN_LOGS_EVERY_S", 0.0)
     assert told() == every
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

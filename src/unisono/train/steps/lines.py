@@ -2,7 +2,7 @@
 
 In: a run and its batches. Out: whole lines on standard error, which other lines may stand between; in a cell of a
 notebook the bar that a launch has. A look at the clock for each step. Where standard error is no terminal (a pipe, a
-log) there is a line a minute, from the first minute's end on; nothing beside a bar that the program draws with tqdm.
+log) there is a line after five seconds and then one a minute; nothing beside a bar that the program draws with tqdm.
 """
 
 import shlex
@@ -26,7 +26,7 @@ from unisono.train.steps.loop import Batch
 from unisono.world import World
 
 Where = tuple[str, Path | None]
-_IN_LOGS_EVERY_S = 60.0
+_IN_LOGS_FIRST_S, _IN_LOGS_EVERY_S = 5.0, 60.0
 
 
 def shown(
@@ -80,7 +80,7 @@ def with_lines(
 ) -> Generator[Batch]:  # fmt: skip
     """Pass on batches, and show lines; the arguments are those of `shown`.
 
-    In a log, which nobody has been seen to read (not `is_seen`), a run of less than a minute leaves nothing.
+    In a log, which nobody has been seen to read (not `is_seen`), a run of less than five seconds leaves nothing.
     """
     begun, following, first = 0.0, 0.0, 0
     columns = max(WIDE, shutil.get_terminal_size().columns) if is_seen else WIDEST
@@ -91,7 +91,7 @@ def with_lines(
         for batch in steps:
             if not first:
                 begun, first = time.monotonic(), batch.step
-                following = begun + every_s
+                following = begun + (every_s if is_seen else _IN_LOGS_FIRST_S)
                 if is_seen:
                     _tell(_start(*where))
                     has_told = True
