@@ -35,6 +35,13 @@ REACHING = {
     "    value = run.step(batch, loss)\n    tracker.update(value)\n",
     "tracker, in a condition": f"{TRACKER}{LOOP}{UPDATE}    if tracker.ema < 1:\n        break\n",
     "tracker, in a setting": f"{TRACKER}{LOOP}{UPDATE}    opt.param_groups[0]['lr'] = tracker.factor()\n",
+    "w": "for batch, w in zip(run.steps(loader), weights):\n    run.step(batch, lambda m: w * f(m))\n",
+    "it": f"it = iter(other)\n{LOOP}    x, y = next(it)\n    run.step(batch, lambda m: f(m) + g(x, y))\n",
+    "G, of a function": "G = 1.0\ndef update():\n    global G\n    G *= 0.8\n"
+    f"{LOOP}    update()  # G\n    run.step(batch, lambda m: G * f(m))\n",
+    "c, a closure": "def make():\n    n = 0\n    def get():\n        nonlocal n\n        n += 1\n        return n\n"
+    f"    return get\nc = make()\n{LOOP}    w = c()\n    run.step(batch, lambda m: w * f(m))\n",
+    "data.level": f"loader = run.loader(data, batch_size=4)\n{LOOP}{STEP}    data.level += 0.1\n",
     "i": "for i, batch in enumerate(run.steps(loader)):\n    run.step(batch, lambda m: f(m) / (i + 1))\n",
 }
 HARMLESS = {
@@ -63,6 +70,15 @@ HARMLESS = {
     "one for each step": f"{TRACKER}{LOOP}    tracker = Tracker()\n{UPDATE}    if tracker.ema < 1:\n        break\n",
     "what is made when it is first needed": f"{LOOP}    if table is None:\n        table = make()\n"
     "    run.step(batch, lambda m: f(m, table))\n",
+    "each time the first": f"{LOOP}    x = next(iter(other))\n    run.step(batch, lambda m: f(m) + g(x))\n",
+    "one for each iteration": f"{LOOP}    it = iter(other)\n    x = next(it)\n"
+    "    run.step(batch, lambda m: f(m) + g(x))\n",
+    "a global that is shown": "shown = 0\ndef show():\n    global shown\n    shown += 1\n    print(shown)\n"
+    f"{LOOP}{STEP}    show()\n",
+    "a global that is set": "G = 1.0\ndef update(step):\n    global G\n    G = 0.8 ** step\n"
+    f"{LOOP}    update(batch.step)\n    run.step(batch, lambda m: G * f(m))\n",
+    "of a bar": f"from tqdm import tqdm\nfor batch in tqdm(run.steps(loader)):\n{STEP}",
+    "a name in zip that is shown": f"for batch, name in zip(run.steps(loader), names):\n{STEP}    print(name)\n",
     "another loop": f"k = 0\nfor x in data:\n    k += 1\n    train(k)\n{LOOP}{STEP}",
 }
 

@@ -1,11 +1,11 @@
 """Variables that a program's own loop over steps carries from iteration to iteration, and trains with (pure).
 
 In: a source. Out: names that an iteration of ``for batch in run.steps(...)`` makes of what the one before has left
-(``k += 1``, ``ema = f(ema)``, ``if loss < best: best = loss``, an own generator, ``enumerate``; objects of a class of
-the file whose methods do so: ``tracker.update(loss)``), and where they get into a step. A checkpoint does not
-hold them, so that a resumed run is another one. What is only shown, logged or evaluated is of no interest. Names are
-followed through assignments, conditions and functions of the file, without regard to their order; what is reached
-otherwise is not seen.
+(``k += 1``, ``ema = f(ema)``, ``if loss < best: best = loss``, an own generator, ``enumerate``, what ``zip`` and
+``next(it)`` take from elsewhere; objects of a class of the file whose methods do so: ``tracker.update(loss)``; globals
+and closures of its functions), and where they get into a step. A checkpoint does not hold them: a resumed run is
+another one. What is only shown, logged or evaluated is of no interest. Names are followed through assignments,
+conditions and functions of the file, without regard to their order; what is reached otherwise is not seen.
 """
 
 import ast
@@ -46,7 +46,8 @@ def loop_variables(tree: ast.Module) -> Iterator[LoopVariable]:
             end = loop.end_lineno or loop.lineno
             begun = {name: line for name, line in made.items() if not loop.lineno <= line <= end}
             of_objects = _objects(tree, loop)
-            found = {**begun, **_carried(loop), **{name: line for name, (line, _) in of_objects.items()}}
+            of_functions = _functions(tree, loop)
+            found = {**begun, **of_functions, **_carried(loop), **{name: of_objects[name][0] for name in of_objects}}
             carried = {name: line for name, line in found.items() if not _is_part(name, kept)}
             for name, line in sorted(carried.items(), key=lambda item: item[1]):
                 reached = _reached(tree, loop, of_objects[name][1] if name in of_objects else {name})
@@ -62,13 +63,7 @@ def _carried(loop: ast.For) -> dict[str, int]:
         for node in loop.body if isinstance(node, ast.Assign)
         for target in node.targets if ast.unparse(target) not in _read(node.value)
     }  # fmt: skip
-    found: dict[str, int] = {}
-    if (
-        isinstance(loop.iter, ast.Call)
-        and ast.unparse(loop.iter.func) == "enumerate"
-        and isinstance(loop.target, ast.Tuple)
-    ):
-        found[ast.unparse(loop.target.elts[0])] = loop.lineno
+    found = _beside(loop) | {name: line for name, line in _taken(loop).items() if name not in bound}
     for node in _body(loop):
         if isinstance(node, ast.AugAssign):
             names = {_base(node.target)}
@@ -83,6 +78,53 @@ def _carried(loop: ast.For) -> dict[str, int]:
         for name in names - bound - fresh:
             found.setdefault(name, node.lineno)
     return found
+
+
+def _beside(loop: ast.For) -> dict[str, int]:
+    """Return what ``enumerate`` counts, and what ``zip`` takes from elsewhere, beside the steps."""
+    found: dict[str, int] = {}
+    if isinstance(loop.iter, ast.Call) and isinstance(loop.target, ast.Tuple):
+        if ast.unparse(loop.iter.func) == "enumerate":
+            found[ast.unparse(loop.target.elts[0])] = loop.lineno
+        for target, source in _pairs(loop):
+            if target is not loop.target and not any(_calls(source, "steps")):
+                found |= dict.fromkeys(_read(target), loop.lineno)
+    return found
+
+
+def _taken(loop: ast.For) -> dict[str, int]:
+    """Return the iterators, made outside of the loop, from which ``next(it)`` takes something."""
+    made = {each for node in _body(loop) for each in map(ast.unparse, _all_targets(node))}
+    return {
+        each.id: call.lineno for call in _all_calls(loop) if ast.unparse(call.func) == "next" for each in call.args[:1]
+        if isinstance(each, ast.Name) and each.id not in made
+    }  # fmt: skip
+
+
+def _functions(tree: ast.Module, loop: ast.For) -> dict[str, int]:
+    """Return globals that functions called in the loop make of what they were, and closures that do so, with lines."""
+    found: dict[str, int] = {}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    called = {call.func.id: call.lineno for call in _all_calls(loop) if isinstance(call.func, ast.Name)}
+    for each in functions:
+        if each.name in called:
+            found |= dict.fromkeys(_shared_with(each, ast.Global), called[each.name])
+    makers = {outer.name for outer in functions for each in ast.walk(outer)
+              if isinstance(each, ast.FunctionDef) and _shared_with(each, ast.Nonlocal)}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _root(node.value) in makers:
+            found |= {name: called[name] for name in map(ast.unparse, node.targets) if name in called}
+    return found
+
+
+def _shared_with(function: ast.FunctionDef, kind: type[ast.Global | ast.Nonlocal]) -> set[str]:
+    """Return the names of an outer scope that a function makes of what they were: ``global G; G *= 0.9``."""
+    body = [each for statement in function.body for each in ast.walk(statement)]
+    named = {name for each in body if isinstance(each, kind) for name in each.names}
+    written = {name for each in body for target in _all_targets(each) for name in map(_base, _each_of(target))}
+    grown = {_base(each.target) for each in body if isinstance(each, ast.AugAssign)}
+    read = {each.id for each in body if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return named & written & (grown | read)
 
 
 def _objects(tree: ast.Module, loop: ast.For) -> dict[str, tuple[int, set[str]]]:
@@ -135,6 +177,9 @@ def _reached(tree: ast.Module, loop: ast.For, names: set[str]) -> int | None:
                 names |= {each for target, source in _pairs(node) if names & _read(source) for each in _read(target)}
             elif isinstance(node, ast.If) and names & _read(node.test):
                 names |= {each for inner in _below(node) for each in _targets(inner)}
+    given = {name for call in _calls(tree, "loader") for each in call.args for name in _whole(each)}
+    if any("." in name and _is_part(name, given) for name in names):  # a data set's own: what it yields changes with it
+        return loop.lineno
     return min((line for node in _body(loop) for line in _reaches(node, names)), default=None)
 
 
@@ -175,6 +220,10 @@ def _is_setting(target: ast.expr) -> bool:
 
 def _is_generator(value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in _GENERATORS
+
+
+def _all_calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
 def _calls(node: ast.AST, method: str, least: int = 0) -> Iterator[ast.Call]:
