@@ -111,7 +111,7 @@ def batch() -> str:
         svg.text((first + x) / 2 - 1, y + 62, f"replica {replica}", size=13)
         x += 7
     svg.note(
-        16, 228, "Each replica computes its micro-batch, on any rank. The first 20 mod 8 have one more.",
+        16, 228, "Each replica computes its micro-batch, on any rank. 20 = 8 x 2 + 4: the first four have three.",
         "The numbers follow from (seed, epoch, step) alone: to resume, the step is enough.",
     )  # fmt: skip
     return svg.done()
