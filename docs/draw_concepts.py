@@ -195,7 +195,8 @@ def exact_step() -> str:
     lane(336, "update", lambda _: "clip, Adam, schedule", SHARED)
     lane(384, "record", lambda rank: "ledger line" if rank == 0 else "checksum compared", SHARED)
     svg.note(
-        16, 434, "[a..b]: the sum of replicas a to b, a partial; [a]: replica a alone.", "Grey: the same code on the same bits.",
+        16, 434, "[a..b]: the sum of replicas a to b, a partial; [a]: replica a alone.",
+        "Grey: the same code on the same bits.",
         "Coloured: which rank does it may change, the sums do not.",
     )  # fmt: skip
     return svg.done()
