@@ -116,7 +116,7 @@ def most_important(records: Records) -> Iterator[tuple[str, str, list[Result]]]:
     yield "memory of a rank with 8 replicas", f"at most {max(1 / one.ratio for one in found):.2f} times DDP's", found
     longer, restart = (("live_kills", what) for what in (f"{quoted.LIVE} (all jobs)", quoted.RESTARTED))
     found = [records.all(*claim)[0] for claim in (longer, ("live_missing", quoted.JOINED), restart)]
-    times = "the step ends {:.2g} s beyond the time of two steps (`train`, or `--live auto`); "
+    times = "to the step's end: {:.2g} s more than two undisturbed steps (`train`, or `--live auto`); "
     times += "a new worker has joined after {:.2g} s; a restart takes {:.2g} s"
     yield "SIGKILL of a worker", times.format(*(one.median for one in found)), found
     (wait, *_), share = (records.all("checkpoint_stall", f"{WAIT}{end}") for end in ("", ", of torch.save's time"))

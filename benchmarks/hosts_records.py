@@ -107,17 +107,18 @@ def draw(folder: Path) -> None:
         hosts, model, link = (row.settings.get(key) for key in ("hosts", "model", "link"))
         if row.ratio is not None and row.name == f"{slug(f'{model} {hosts} {link}')}-exact-{hosts}":
             found.setdefault(int(hosts), {}).setdefault(str(model), []).append(row)
-    charts, speeds = [], []
+    charts, speeds = [], list[str]()
     for hosts, models in sorted(found.items()):
-        lines, slow, fast = [], [], []
+        lines, slow, fast, all_links = [], [], [], list[float]()
         for model, rows in sorted(models.items()):
             rows.sort(key=lambda row: row.settings["Mbit/s"])
             if len(rows) > 1:
                 ratios = [float(row.ratio or 0) for row in rows]
                 rates = [float(row.settings["Mbit/s"]) for row in rows]
                 lines.append(Series(name=model, points=list(zip(rates, ratios, strict=True))))
-                slow, fast, speeds = [*slow, ratios[0]], [*fast, ratios[-1]], [*speeds, *ratios]
+                slow, fast, all_links = [*slow, ratios[0]], [*fast, ratios[-1]], [*all_links, *ratios]
         if lines:
+            speeds.append(f"on {hosts} hosts {range_of(all_links, '.2f')} times as fast")
             ends = [rate for line in lines for rate, _ in line.points]
             lines.append(Series(name="DDP over gloo", points=[(min(ends), 1), (max(ends), 1)], is_limit=True))
             charts.append(line_view(
@@ -133,6 +134,6 @@ def draw(folder: Path) -> None:
         "One worker and one replica a host; each line is a model, each point a median.",
         "On slow links unisono codes gradients without loss: fewer bytes.",
     ]
-    title = f"A step between hosts: unisono is {range_of(speeds, '.2f')} times as fast as DDP"
+    title = f"unisono beside DDP: {', '.join(speeds)}"
     draw_section(Section(title=title, lines=told, charts=charts), PICTURE)
     print(PICTURE)

@@ -144,7 +144,8 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
         more = "{:.1f} to {:.1f} times that of DDP on two hosts with 4 replicas (four models)"
         yield page, more, between_with_more(records)
         yield page, "at most {:.2f} times DDP's, for a transformer with 50 M parameters", (most_memory(records),)
-        yield page, "the step ends {:.2f} s beyond the time of two steps (median; `train`, or `--live auto`)", (live,)
+        more = "to the step's end: {:.2f} s more than two undisturbed steps (median; `train`, or `--live auto`)"
+        yield page, more, (live,)
         yield page, "a new worker has joined after {:.1f} s; a restart takes {:.1f} s", (joined, restart)
     yield "docs/recovery.md", "{:.1f} s, or {:.2f} s if a spare", (joined, records.median("live_missing", SPARE))
     (beside,) = records.all("live_kills", UNDER_TORCHRUN)

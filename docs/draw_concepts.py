@@ -111,7 +111,7 @@ def batch() -> str:
         svg.text((first + x) / 2 - 1, y + 62, f"replica {replica}", size=13)
         x += 7
     svg.note(
-        16, 228, "Each replica computes its micro-batch, on any rank. The first 20 mod 8 have one more.",
+        16, 228, "Each replica computes its micro-batch, on any rank. The first four have one more.",
         "The numbers follow from (seed, epoch, step) alone: to resume, the step is enough.",
     )  # fmt: skip
     return svg.done()
@@ -168,7 +168,7 @@ def exact_step() -> str:
     exchange = owner_computes(3)
     placed = place_evenly(REPLICAS, 3)
     partials = owned_nodes(tuple(placed), REPLICAS)
-    svg = Svg(462, "One exact step on three workers")
+    svg = Svg(490, "One exact step on three workers")
     columns = (196, 364, 532)
 
     def lane(y: float, title: str, words: Callable[[int], str], fill: str | None = None, height: float = 34) -> None:
@@ -195,7 +195,8 @@ def exact_step() -> str:
     lane(336, "update", lambda _: "clip, Adam, schedule", SHARED)
     lane(384, "record", lambda rank: "ledger line" if rank == 0 else "checksum compared", SHARED)
     svg.note(
-        16, 434, "Grey: the same code on the same bits.",
+        16, 434, "[a..b]: the sum of replicas a to b, a partial; [a]: replica a alone.",
+        "Grey: the same code on the same bits.",
         "Coloured: which rank does it may change, the sums do not.",
     )  # fmt: skip
     return svg.done()

@@ -128,6 +128,20 @@ def test_links_to_headings_work_on_github():
     assert links > 100
 
 
+def without_header(markdown: str) -> list[str]:
+    """Return the first rows of tables that lack a header, which are shown as plain text with pipes."""
+    text = re.sub(r"^(`{3,}).*?^\1`*$", "", markdown, flags=re.M | re.S)
+    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n?)+", text, re.M)]
+    return [rows[0] for rows in tables if not re.fullmatch(r"\|(?: *:?-+:? *\|)+", "".join(rows[1:2]))]
+
+
+def test_every_table_has_a_header():
+    """Also what follows an empty line, which ends a table."""
+    assert without_header("| a |\n|---|\n| b |\n\n| c |\n| d |\n") == ["| c |"]
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    assert {path.name: rows for path in pages if (rows := without_header(path.read_text()))} == {}
+
+
 def test_every_example_is_listed():
     """docs/examples.md names each program of examples/."""
     listed = (DOCS / "examples.md").read_text()

@@ -16,7 +16,9 @@ NODE = shutil.which("node") or shutil.which("nodejs")
 MEANT = {
     "gradient accumulation": "common-tasks",
     "resume": "common-tasks",
-    "hang": "troubleshooting",
+    "hang": "debug",
+    "deadlock": "debug",
+    "deepspeed": "bigger-than-memory",
     "several machines": "several-machines",
     "multi node": "several-machines",
     "slurm": "slurm",

@@ -61,6 +61,7 @@ def test_compare_strategies(here, told):
     """A row for each; an unknown name is refused before anything runs."""
     rows = compare_strategies("digits", workers=1, strategies=["exact", "ddp"], tell=told.append, **SMALL)
     assert [row["strategy"] for row in rows] == ["exact", "ddp"]
+    assert [row["replicas"] for row in rows] == [8, 1]
     assert all(row["samples_per_s"] > 0 and row["steps"] == 4 for row in rows)
     with pytest.raises(ConfigError, match="ddp"):
         compare_strategies("digits", strategies=["exact", "dpd"], tell=told.append)

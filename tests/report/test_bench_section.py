@@ -32,7 +32,7 @@ def rows(ranks=(2,), sizes=(4096, 65536, 1 << 20)):
 def strategy(name, **changes):
     return {
         "strategy": name, "samples_per_s": 1234.5, "peak_memory_bytes": 300 << 20, "bytes_per_step": 50_000,
-        "metrics": {"test_accuracy": 0.9}, **changes,
+        "metrics": {"test_accuracy": 0.9}, "replicas": 8 if name == "exact" else 2, **changes,
     }  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def test_strategies_are_shown_as_differences():
     slower = strategies_section(
         [*found[:1], strategy("exact", samples_per_s=617.25), strategy("dp", samples_per_s=2469.0)], "d"
     )
-    assert slower.title == "d: exact is 0.5 times as fast as ddp; dp, the fastest, 2 times"
+    assert slower.title == "d: exact (8 replicas) is 0.5 times as fast as ddp (2); dp, the fastest, 2 times"
     speed = slower.charts[0].drawing.svg()
     assert 'style="font-weight:600">exact</text>' in speed and ">-50%<" in speed and ">+100%<" in speed
     alone = strategies_section(found[1:], "digits")

@@ -23,8 +23,9 @@ def compare_strategies(
     """Train a recipe once with each strategy. `launch`: more of the `LaunchSpec`.
 
     Returns:
-        For each strategy, what ``unisono bench strategies --json`` prints of it: samples a second in steps, the peak
-        memory of the fullest process, the bytes that all processes together send in a step, metrics, fingerprint.
+        For each strategy, what ``unisono bench strategies --json`` prints of it: processes, replicas, samples a second
+        in steps, the peak memory of the fullest process, the bytes that all processes together send in a step, metrics,
+        fingerprint.
     """
     find(recipe)
     for name in strategies:
@@ -45,9 +46,11 @@ def _row(
         count = workers + (options.servers if hasattr(options, "servers") else 0)
     tell(f"training {recipe} with {name} on {count} processes ...")
     with scratch_directory("bench") as scratch:
-        result = run_in(plan(recipe, str(count), chosen, launch.get("devices")), Path(scratch) / "run", **launch)
+        job = plan(recipe, str(count), chosen, launch.get("devices"))
+        result = run_in(job, Path(scratch) / "run", **launch)
     return {
-        "strategy": name, "processes": count, "samples_per_s": result["samples_per_s_within"],
+        "strategy": name, "processes": count, "replicas": job.options.replicas,
+        "samples_per_s": result["samples_per_s_within"],
         "peak_memory_bytes": max(result["peak_memory_bytes"]), "bytes_per_step": sum(result["bytes_sent_per_step"]),
         **{key: result[key] for key in ("steps", "metrics", "fingerprint")},
         **{key: result[key] for key in ("idle_share", "idle_share_by_formula") if key in result},

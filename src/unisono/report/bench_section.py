@@ -97,7 +97,8 @@ def strategies_section(rows: Sequence[Row], title: str) -> Section:
             bar_view(column, {bar: {column: value} for bar, value in found.items()}, "strategy", spell_count,
                      finding=_ends(found))
         )  # fmt: skip
-    fastest = _fastest(dict(zip(names, columns["samples a second"], strict=True)))
+    replicas = {row["strategy"]: row["replicas"] for row in rows}
+    fastest = _fastest(dict(zip(names, columns["samples a second"], strict=True)), replicas)
     told = f" Within {100 * _ALIKE:g} % of {BASE}, so without a chart: {'; '.join(alike)}." if alike else ""
     return Section(title=f"{title}: {fastest}", lines=[f"One run each.{told}"], charts=charts)
 
@@ -111,14 +112,15 @@ def _ends(values: Mapping[str, float]) -> str:
     return f"Least: {', '.join(least)} ({spell_count(low)}). Most: {', '.join(most)} ({spell_count(high)})."
 
 
-def _fastest(speeds: Mapping[str, float]) -> str:
-    """Return what the speeds show, for a title."""
+def _fastest(speeds: Mapping[str, float], replicas: Mapping[str, int]) -> str:
+    """Return what the speeds show, for a title; each replica is a pass of its own, so their numbers are told."""
     first = max(speeds, key=lambda name: speeds[name])
     if not speeds.get(BASE) or first == BASE:
         fastest = f"{first} is the fastest, with {spell_count(speeds[first])} samples a second"
         return f"{fastest}; {CHOSEN} has {spell_count(speeds[CHOSEN])}" if first != CHOSEN in speeds else fastest
     if first != CHOSEN in speeds:
-        chosen = f"{CHOSEN} is {speeds[CHOSEN] / speeds[BASE]:.2g} times as fast as {BASE}"
+        ours, theirs = f"{CHOSEN} ({replicas[CHOSEN]} replicas)", f"{BASE} ({replicas[BASE]})"
+        chosen = f"{ours} is {speeds[CHOSEN] / speeds[BASE]:.2g} times as fast as {theirs}"
         return f"{chosen}; {first}, the fastest, {speeds[first] / speeds[BASE]:.2g} times"
     return f"{first} is the fastest, {speeds[first] / speeds[BASE]:.2g} times as fast as {BASE}"
 
