@@ -230,6 +230,28 @@ CASES = [
         f"{RUN}k = 0\nfor batch in run.steps(loader, epochs=1):\n    k += run.step(batch, f)\n    print(k)",
     ),
     (
+        "loss-of-this-worker",
+        f"{RUN}for batch in run.steps(loader):\n    run.step(batch, lambda m: (1 + run.world.rank) * f(m))  # <-",
+        f"{RUN}for batch in run.steps(loader):\n    run.step(batch, lambda m: f(m))\n    print(run.world.rank)",
+    ),
+    (
+        "loss-of-this-worker",
+        f"{RUN}import time\nfor batch in run.steps(loader):\n    w = 1 + time.time() % 1\n"
+        "    run.step(batch, lambda m: w * f(m))  # <-",
+        f"{RUN}import time\ndef loss(m):\n    if run.world.rank == 0:\n        print('here')\n    return f(m)\n"
+        "for batch in run.steps(loader):\n    begun = time.time()\n    run.step(batch, loss)",
+    ),
+    (
+        "learning-rate-of-workers",
+        f"{RUN}import os\noptimizer = torch.optim.SGD(p, lr=0.1 * int(os.environ['WORLD_SIZE']))  # <-",
+        f"{RUN}optimizer = torch.optim.SGD(p, lr=0.1 * run.replicas)",
+    ),
+    (
+        "learning-rate-of-workers",
+        f"{RUN}n = run.world.world_size\noptimizer = torch.optim.SGD(p, lr=0.1 * n)  # <-",
+        f"{RUN}n = run.replicas\noptimizer = torch.optim.SGD(p, lr=0.1 * n)",
+    ),
+    (
         "softmax-and-cross-entropy",
         "loss = torch.nn.CrossEntropyLoss()\nloss(model(x).softmax(1), y)  # <-",
         "loss = torch.nn.CrossEntropyLoss()\nloss(model(x), y)\nshow(model(x).softmax(1))",

@@ -9,9 +9,13 @@ from unisono.doctor.rules_names import NAME_RULES
 from unisono.doctor.rules_placement import PLACEMENT_RULES
 from unisono.doctor.rules_runs import RUN_RULES
 from unisono.doctor.rules_training import TRAINING_RULES
+from unisono.doctor.rules_workers import WORKER_RULES
 from unisono.doctor.source import Source
 
-RULES = {rule.__name__.replace("_", "-"): rule for rule in (*PLACEMENT_RULES, *TRAINING_RULES, *RUN_RULES, *NAME_RULES)}
+RULES = {
+    rule.__name__.replace("_", "-"): rule
+    for rule in (*PLACEMENT_RULES, *TRAINING_RULES, *RUN_RULES, *WORKER_RULES, *NAME_RULES)
+}
 """All rules by name."""
 
 
