@@ -13,8 +13,7 @@ from cli.test_forecast import told
 from report.made_runs import HOSTILE, make_run, write, write_study
 from scaling.made import study, trial
 from unisono.errors import ConfigError
-from unisono.report.charts import mean_of, smooth
-from unisono.report.content import Section, Table
+from unisono.report.content import Section, Table, mean_of, smooth
 from unisono.report.page import MOST_BYTES, render, write_page
 from unisono.report.run_view import read_run
 from unisono.report.sources import sections_of
@@ -215,7 +214,7 @@ def test_findings_come_first_and_tables_are_folded(tmp_path):
 def test_long_curves_are_smoothed(tmp_path):
     """The mean of many steps over the pale line of each; few steps are drawn as they are."""
     (section,) = sections_of([make_run(tmp_path / "run", steps=400)])[1]
-    assert section.charts[0].values.head == ["step", "mean of 11 steps", "each step"]
+    assert section.charts[0].values.head == ["step", "mean of 11 steps", "lowest and highest of 6 steps"]
     assert "loss, on a logarithmic scale" in section.charts[0].drawing.svg()
     (section,) = sections_of([make_run(tmp_path / "short", steps=60)])[1]
     assert section.charts[0].values.head == ["step", "loss of the step's batch"]

@@ -7,8 +7,9 @@ from typing import Any
 
 from unisono.launchers.program_files import of_a_run
 from unisono.observe.speed import slow_rank, speed_in
-from unisono.report.charts import SMOOTH, Series, mean_of, smooth
+from unisono.report.charts import Series
 from unisono.report.content import (
+    SMOOTH,
     Chart,
     Remark,
     Section,
@@ -19,8 +20,12 @@ from unisono.report.content import (
     line_view,
     log_ends,
     loss_label,
+    mean_of,
     range_of,
-    thinned,
+    room_of,
+    sample,
+    smooth,
+    thin,
     unique,
 )
 from unisono.report.rank_section import checkpoints, phases_by_rank, stragglers, timeline
@@ -123,7 +128,9 @@ def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Cha
 
 
 def _thin(points: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> list[Series]:
-    return [Series(name=name, points=thinned(found, len(names))) for name, found in zip(names, points, strict=True)]
+    return [
+        Series(name=name, points=sample(found, room_of(len(names)))) for name, found in zip(names, points, strict=True)
+    ]
 
 
 def _extremes(names: Sequence[str], values: Sequence[float | None], what: str) -> str:
@@ -247,24 +254,32 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart | Remark]:
     metrics.pop("train/loss", None)  # the ledger has it for every step
     smoothed, width = mean_of(run.losses)
     name = f"mean of {width} steps" if width > 1 else "loss of the step's batch"
-    losses = [Series(name=name, points=thinned(smoothed, num_runs)),
-              Series(name="test_loss", points=thinned(tested, num_runs))]  # fmt: skip
+    losses = [Series(name=name, points=sample(smoothed, room_of(num_runs))),
+              _reach("test_loss", tested, num_runs)]  # fmt: skip
     if width > 1:
-        losses.append(Series(name="each step", points=thinned(run.losses, num_runs), is_pale=True, colour=0))
+        losses.append(_reach("each step", run.losses, num_runs, is_pale=True, colour=0))
     known = run.losses + tested
     yield from _lines("Loss", losses, finding=from_to(run.losses), log_y=log_ends(known), y_label=loss_label(known))
     for name, points in list(metrics.items())[:_MOST_METRICS]:
-        line = Series(name=name, points=thinned(points, num_runs))
-        yield from _lines(name, [line], from_zero=False, finding=range_of(points), y_label=name)
+        line = _reach(name, points, num_runs)
+        note = "" if line.name == name else f"Drawn: {line.name}."
+        yield from _lines(name, [line], from_zero=False, finding=range_of(points), y_label=name, note=note)
     speed = run.throughput()
-    lines = [Series(name=f"median of {SMOOTH} steps", points=thinned(smooth(speed), num_runs)),
-             Series(name="each step", points=thinned(speed, num_runs), is_pale=True, colour=0)]  # fmt: skip
+    lines = [Series(name=f"median of {SMOOTH} steps", points=sample(smooth(speed), room_of(num_runs))),
+             _reach("each step", speed, num_runs, is_pale=True, colour=0)]  # fmt: skip
     values = sorted(value for _, value in speed) or [0.0]
     finding = (
         f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "
         f"{spell_count(round(values[len(values) // 10]))} or less in the slowest tenth."
     )
     yield from _lines("Throughput", lines, finding=finding, y_label="samples a second, within steps")
+
+
+def _reach(name: str, points: Sequence[tuple[float, float]], num_runs: int, **how: Any) -> Series:
+    """Return a line of all values; where they are more than there is room for, its name says what is drawn of them."""
+    kept, width = thin(points, room_of(num_runs))
+    of = "" if name == "each step" else f"{name}, "
+    return Series(name=name if width == 1 else f"{of}lowest and highest of {width} steps", points=kept, **how)
 
 
 def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart | Remark]:

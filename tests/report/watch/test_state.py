@@ -1,5 +1,6 @@
 """What a run directory says while it grows, and after."""
 
+import itertools
 import json
 import math
 import os
@@ -169,10 +170,11 @@ def test_a_rank_that_has_joined(tmp_path):
 
 
 def test_a_long_run_stays_small(tmp_path):
-    """However many steps there are, the curve has so many points, with both ends."""
+    """However many steps there are, the curve has so many points, evenly, with both ends and whatever their values."""
     run = WatchedRun(make_run(tmp_path / "run", steps=5 * MOST_POINTS, launches=((1, 5 * MOST_POINTS),)))
     assert len(run.losses) <= 2 * MOST_POINTS
     assert (run.losses[0][0], run.losses[-1][0]) == (1, 5 * MOST_POINTS)
+    assert {after[0] - before[0] for before, after in itertools.pairwise(run.losses[:-1])} == {4}
 
 
 def test_no_run(tmp_path):

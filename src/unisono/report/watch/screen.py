@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from unisono.report.charts import mean_of
-from unisono.report.content import log_ends
+from unisono.report.content import log_ends, mean_of
 from unisono.report.watch.ranks import RankState
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import ended, events, held_up, progress, room, setup, spell_clock, spelt, values, verdict
@@ -207,7 +206,7 @@ def _loss(run: WatchedRun, width: int, height: int) -> "Iterator[Text]":
         lines = curve(run.losses, width, height)
         notes = [f"steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}"]
         notes += ["log scale"] if _is_log(_columns(run.losses, width)) else []
-        notes += [f"{_PALE} single steps"] if any(_PALE in line for line in lines) else []
+        notes += [f"{_PALE} highest steps"] if any(_PALE in line for line in lines) else []
         yield Text(f"loss, {', '.join(notes)}", style="dim")
         yield from map(Text, lines)
 

@@ -13,7 +13,7 @@ from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
 from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of
 from unisono.observe.tail import Tail
-from unisono.report.charts import thin
+from unisono.report.content import thin
 from unisono.report.run_view import check_run, damage_of, holder_of, is_held, newest_checkpoint
 from unisono.report.watch.ranks import RankState, left_behind, slowest
 
@@ -31,7 +31,7 @@ class WatchedRun:
     """A run directory; `poll` reads what has come since.
 
     Attributes:
-        losses: (step, mean loss of its batch), at most `MOST_POINTS` of them.
+        losses: (step, mean loss of its batch); of a long run every k-th step and the last, some `MOST_POINTS` of them.
         metrics: The last value of each, by name.
         history: (step, value) of each metric, at most `MOST_POINTS` of them.
         launches: For each launch in order (number, world size, first step, the last step of the one before).
@@ -52,6 +52,7 @@ class WatchedRun:
         self._phases: dict[str, Tail] = {}
         self._heads: dict[str, dict[str, Any]] = {}
         self.losses: list[tuple[float, float]] = []
+        self._every = 1
         self._sizes: dict[int, int] = {}
         self.step, self.epoch, self.num_damaged = 0, 0, 0
         self.metrics: dict[str, float] = {}
@@ -81,15 +82,22 @@ class WatchedRun:
     def _poll_ledger(self) -> None:
         again, lines = self._ledger.poll()
         if again:
-            self.losses, self._sizes = [], {}
+            self.losses, self._sizes, self._every = [], {}, 1
         for line in self._entries(lines):
             self.step, self.epoch = line["step"], line["epoch"]
-            self.losses.append((self.step, float.fromhex(line["loss"])))
+            self._add_loss(self.step, float.fromhex(line["loss"]))
             self._sizes[self.step] = line["num_samples"]
-        if len(self.losses) > 2 * MOST_POINTS:
-            self.losses = thin(self.losses, MOST_POINTS)
         while len(self._sizes) > 4 * WINDOW:
             del self._sizes[next(iter(self._sizes))]
+
+    def _add_loss(self, step: int, loss: float) -> None:
+        """Keep the first step, each `_every`-th after it and the last, whatever their losses are."""
+        if len(self.losses) > 1 and (self.losses[-1][0] - 1) % self._every:
+            self.losses.pop()
+        self.losses.append((step, loss))
+        if len(self.losses) > 2 * MOST_POINTS:
+            self._every *= 2
+            self.losses = [point for point in self.losses[:-1] if (point[0] - 1) % self._every == 0] + self.losses[-1:]
 
     def _poll_logged(self) -> None:
         again, lines = self._logged.poll()
@@ -102,7 +110,7 @@ class WatchedRun:
                 found = self.history.setdefault(name, [])
                 found.append((line.get("step", len(found)), value))
                 if len(found) > 2 * MOST_POINTS:
-                    self.history[name] = thin(found, MOST_POINTS)
+                    self.history[name], _ = thin(found, MOST_POINTS)
 
     def _poll_phases(self) -> None:
         for file in sorted((self.path / FOLDER).glob("rank-*.jsonl")):
