@@ -17,6 +17,8 @@ from unisono.report.content import Section, Table, mean_of, smooth
 from unisono.report.page import MOST_BYTES, render, write_page
 from unisono.report.run_view import read_run
 from unisono.report.sources import sections_of
+from unisono.report.watch.state import WatchedRun
+from unisono.report.watch.told import setup
 from unisono.system.processes import boot_id, look_at
 
 VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
@@ -289,6 +291,36 @@ def test_unfinished_and_old_runs_can_be_shown(tmp_path):
     for file in (*(run / "phases").iterdir(), run / "metrics.jsonl"):
         file.unlink()
     assert "No step phases were recorded" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+
+
+def test_a_run_that_trains_again(tmp_path):
+    """The result is that of the launch before: page and live view say "training", and after which step it goes on."""
+    path = make_run(tmp_path / "run", steps=60, launches=((1, 40), (41, 60)), last_step=120)
+    before = json.loads((path / "result.json").read_text()) | {"finished": False, "steps": 40, "fingerprint": "f" * 64}
+    write(path / "result.json", before)
+    ticks = look_at(os.getpid()).start_ticks
+    held = {"host": "", "boot_id": boot_id(), "pid": os.getpid(), "start_ticks": ticks, "token": 2}
+
+    def told():
+        text = " ".join(" ".join(read(page_of(path, out=tmp_path / "r.html")).text).split())
+        run = WatchedRun(path)
+        assert read_run(path).state == run.state
+        return run, text
+
+    write(path / "run.lock", held)
+    run, text = told()
+    assert "The run is training, resumed after step 40: step 60 was the last" in text
+    assert "was stopped" not in text and "f" * 64 not in text
+    assert (run.state, setup(run).split(", ")[2]) == ("training", "resumed after step 40")
+    (path / "checkpoints" / "step-00000060.0123abcd").mkdir(parents=True)
+    write(path / "run.lock", held | {"token": 3})  # it has recorded no step of its own yet
+    assert "The run is training, resumed after step 60: step 60" in told()[1]
+    write(path / "run.lock", held | {"token": 2, "pid": 2**22 + 1})  # killed, after that result
+    run, text = told()
+    assert (run.state, "The run has not ended: its last step is 60" in text) == ("ended", True)
+    write(path / "result.json", before | {"steps": 60})
+    run, text = told()
+    assert (run.state, "The run was stopped after step 60" in text) == ("stopped", True)
 
 
 def test_damage_anywhere_is_an_error_or_a_page(tmp_path):

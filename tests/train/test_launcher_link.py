@@ -12,7 +12,7 @@ import unisono
 from unisono.collectives.loopback import run_ranks
 from unisono.errors import RunStopped
 from unisono.observe import phases
-from unisono.report.run_diff import compare_runs
+from unisono.report.comparison.run_diff import compare_runs
 from unisono.system.heartbeat import JOINED, LEFT_LOOP, QUIET, STOPPED, HeartbeatPage
 from unisono.train.launcher_link import LauncherLink
 from unisono.world import World

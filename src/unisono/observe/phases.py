@@ -183,6 +183,7 @@ class StepPhases:
     began_ns: int  #: When it began, in nanoseconds since 1970, by the clock of the rank's host.
     ns: dict[str, int]  #: Nanoseconds by phase; they add up to the step's whole time.
     replicas: int = 0  #: How many replicas it has computed; 0 where an earlier version has written it.
+    last: int = 0  #: The step that is to be the last, as far as it had been told then; 0: it is not known.
 
 
 def read_phases(run_directory: Path) -> list[StepPhases]:
@@ -202,6 +203,7 @@ def read_phases(run_directory: Path) -> list[StepPhases]:
 
 def _records(content: bytes) -> Iterator[StepPhases]:
     head: dict[str, Any] | None = None
+    last = 0
     for line in content.splitlines():
         try:
             entry = json.loads(line)
@@ -209,9 +211,11 @@ def _records(content: bytes) -> Iterator[StepPhases]:
             continue
         if "phases" in entry:
             head = entry
+        elif "last" in entry:
+            last = entry["last"]
         elif head is not None and "ns" in entry:
             yield StepPhases(
                 step=entry["step"], launch=head["launch"], rank=head["rank"], world_size=head["world_size"],
                 began_ns=head["wall_ns"] + entry["at_ns"], ns=dict(zip(head["phases"], entry["ns"], strict=True)),
-                replicas=entry.get("replicas", 0),
+                replicas=entry.get("replicas", 0), last=last,
             )  # fmt: skip

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +26,7 @@ from unisono.system.words import counted
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
 _OF_A_RESULT = ("score.json", "run.lock", "scaling.json")  # what has one of these is no folder of runs
+_SILENT_S = 30.0
 _CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
 
 
@@ -56,6 +59,14 @@ class RunView:
     launches: list[Launch]  #: In order.
     changed: str | None = None  #: Which line of the ledger is not the one that was written, in words; None: none is.
     damage: str | None = None  #: Where ledger or metrics are damaged, and what to do, in words; None: nowhere.
+
+    @property
+    def state(self) -> str:
+        """As `state_of` says."""
+        step = self.ledger[-1]["step"] if self.ledger else 0
+        num_steps = max((record.last for record in self.phases), default=0) or None
+        silent_s = time.time() - max((launch.ended_s for launch in self.launches), default=-math.inf)
+        return state_of(self.path, self.result, step, num_steps, silent_s)
 
     @property
     def losses(self) -> list[tuple[float, float]]:
@@ -164,6 +175,45 @@ def is_held(path: Path) -> bool:
     """Say whether a living process of this machine trains in a run directory."""
     holder = holder_of(path)
     return bool(holder) and look_at(int(holder["pid"])).start_ticks == holder["start_ticks"]
+
+
+def state_of(path: Path, result: Mapping[str, Any], step: int, num_steps: int | None, silent_s: float) -> str:
+    """Return how a run is, for the live view and the report alike.
+
+    Args:
+        path: Its directory.
+        result: What ``result.json`` holds; that of an earlier launch counts until a later one has done a step.
+        step: The last one in the ledger.
+        num_steps: The step that is to be the last; None: unknown.
+        silent_s: Seconds since a step was written; infinite where none was.
+
+    Returns:
+        ``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``.
+    """
+    lives, steps = is_held(path), result.get("steps", step)
+    is_done = num_steps is not None and step >= num_steps == result.get("steps")
+    # The program may do something else when its run is finished.
+    if result and (is_done or (not lives and not (isinstance(steps, int) and steps < step))):
+        return "finished" if result.get("finished", True) else "stopped"
+    if lives:
+        return "training" if step else "starting"
+    if holder_of(path):
+        return "ended"
+    return "training" if silent_s < _SILENT_S else "silent"
+
+
+def resumed_after(path: Path, number: int, first: int) -> int:
+    """Return after which step the launch that trains now has gone on; 0: it began at the first one.
+
+    Args:
+        path: Of the run.
+        number: Of the newest launch that has recorded a step.
+        first: The first step which that has recorded; 0: none.
+    """
+    token = holder_of(path).get("token", number)
+    if token == number and first:
+        return first - 1
+    return newest_checkpoint(path) if token > 1 else 0  # it writes once a second
 
 
 def check_run(path: Path) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.observe.run_place import no_run
+from unisono.report.comparison.compare_section import compare_section
 from unisono.report.content import Section
 from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
 from unisono.report.past_sections import family_sections
-from unisono.report.run_section import compare_section, run_section
+from unisono.report.run_section import run_section
 from unisono.report.run_view import RunView, read_run
 from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.study import KIND as STUDY

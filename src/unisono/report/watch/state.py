@@ -14,11 +14,10 @@ from unisono.observe.run_json import read_object
 from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of
 from unisono.observe.tail import Tail
 from unisono.report.content import thin
-from unisono.report.run_view import check_run, damage_of, holder_of, is_held, newest_checkpoint
+from unisono.report.run_view import check_run, damage_of, holder_of, newest_checkpoint, resumed_after, state_of
 from unisono.report.watch.ranks import RankState, left_behind, slowest
 
 MOST_POINTS = 2000
-_SILENT_S = 30.0
 
 
 def plain(text: str) -> str:
@@ -168,16 +167,14 @@ class WatchedRun:
 
     @property
     def state(self) -> str:
-        """``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``."""
-        lives = is_held(self.path)
-        is_done = self.num_steps is not None and self.step >= self.num_steps == self.result.get("steps")
-        if self.result and (not lives or is_done):  # the program may do something else when its run is finished
-            return "finished" if self.result.get("finished", True) else "stopped"
-        if lives:
-            return "training" if self.step else "starting"
-        if holder_of(self.path):
-            return "ended"
-        return "training" if self.silent_s < _SILENT_S else "silent"
+        """As `state_of` says."""
+        return state_of(self.path, self.result, self.step, self.num_steps, self.silent_s)
+
+    @property
+    def resumed_after(self) -> int:
+        """After which step the launch that trains now has gone on; 0: it began at the first one, or none trains."""
+        number, _, first, _ = self.launches[-1] if self.launches else (0, 0, 0, 0)
+        return resumed_after(self.path, number, first) if self.state == "training" else 0
 
     @property
     def silent_s(self) -> float:

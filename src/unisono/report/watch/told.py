@@ -47,12 +47,13 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
 
 
 def setup(run: WatchedRun) -> str:
-    """Return what trains, on how many workers, and for how long it has been running."""
+    """Return what trains, on how many workers, since which step it was resumed, and for how long it is running."""
     name = (run.score.get("strategy") or {}).get("name", "exact")
     parts = [f"{name}, {run.score.get('replicas', '?')} replicas"] if run.score else []
     if parts and run.ranks:
         parts[0] += f" on {counted(len(run.ranks.keys() - run.lost()), 'worker')}"
     elapsed = run.elapsed_s()
+    parts += [f"resumed after step {run.resumed_after:,}"] if run.resumed_after else []
     return ", ".join([*parts, *([] if elapsed is None else [f"running for {spell_clock(elapsed)}"])])
 
 
