@@ -18,7 +18,7 @@ from unisono.report.page import MOST_BYTES, render, write_page
 from unisono.report.run_view import read_run
 from unisono.report.sources import sections_of
 from unisono.report.watch.state import WatchedRun
-from unisono.report.watch.told import setup
+from unisono.report.watch.told import events, setup
 from unisono.system.processes import boot_id, look_at
 
 VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
@@ -153,6 +153,10 @@ def test_the_last_second_of_a_killed_run(tmp_path):
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
     assert "Interrupted after step 45; launch 2 went on from step 46" in told
     assert "done again" not in told
+    run = make_run(tmp_path / "killed", launches=((1, 32), (31, 60)), reached=37)  # the leader has found 37 lines
+    told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    assert "Interrupted after step 37; launch 2 went on from step 31" in told and ", 7 steps done again" in told
+    assert "7 steps computed again" in next(events(WatchedRun(run)))
 
 
 def test_runs_are_compared(tmp_path):

@@ -183,6 +183,8 @@ class StepPhases:
     began_ns: int  #: When it began, in nanoseconds since 1970, by the clock of the rank's host.
     ns: dict[str, int]  #: Nanoseconds by phase; they add up to the step's whole time.
     replicas: int = 0  #: How many replicas it has computed; 0 where an earlier version has written it.
+    #: The last step in the ledger when that launch opened it; 0: there was none, or an earlier version has written it.
+    reached: int = 0
     last: int = 0  #: The step that is to be the last, as far as it had been told then; 0: it is not known.
 
 
@@ -203,19 +205,19 @@ def read_phases(run_directory: Path) -> list[StepPhases]:
 
 def _records(content: bytes) -> Iterator[StepPhases]:
     head: dict[str, Any] | None = None
-    last = 0
+    reached, last = 0, 0
     for line in content.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue
         if "phases" in entry:
-            head = entry
+            head, reached = entry, entry.get("reached", 0)
         elif "last" in entry:
             last = entry["last"]
         elif head is not None and "ns" in entry:
             yield StepPhases(
                 step=entry["step"], launch=head["launch"], rank=head["rank"], world_size=head["world_size"],
                 began_ns=head["wall_ns"] + entry["at_ns"], ns=dict(zip(head["phases"], entry["ns"], strict=True)),
-                replicas=entry.get("replicas", 0), last=last,
+                replicas=entry.get("replicas", 0), reached=reached, last=last,
             )  # fmt: skip

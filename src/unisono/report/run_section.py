@@ -158,10 +158,10 @@ def _ending(run: RunView) -> Iterator[Remark]:
 
 def _interruptions(run: RunView) -> Iterator[Remark]:
     for before, after in zip(run.launches, run.launches[1:], strict=False):
-        again = before.last_step - after.first_step + 1
+        known = after.reached or max(before.last_step, after.first_step - 1)  # a killed rank's last second is missing
+        again = known - after.first_step + 1
         redone = f", {counted(again, 'step')} done again" if again > 0 else ""
         world = "" if before.world_size == after.world_size else f", on {counted(after.world_size, 'worker')}"
-        known = max(before.last_step, after.first_step - 1)  # a killed rank has not written its last second
         yield Remark(
             text=f"Interrupted after step {known}; launch {after.number} went on from step "
             f"{after.first_step} after {spell_seconds(max(0.0, after.began_s - before.ended_s))}{redone}{world}.",

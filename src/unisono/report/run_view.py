@@ -39,6 +39,7 @@ class Launch:
     world_size: int  #: Its ranks.
     first_step: int  #: The first step it recorded.
     last_step: int  #: The last one.
+    reached: int  #: The last step in the ledger when it began; 0: there was none, or nobody has told.
     began_s: float  #: When its first step began, in seconds since 1970.
     ended_s: float  #: When its last step ended.
 
@@ -273,6 +274,7 @@ def _launches(phases: list[StepPhases]) -> Iterator[Launch]:
         mine = [record for record in phases if record.launch == number]
         yield Launch(
             number=number, world_size=mine[0].world_size, first_step=min(record.step for record in mine),
-            last_step=max(record.step for record in mine), began_s=min(record.began_ns for record in mine) / 1e9,
+            last_step=max(record.step for record in mine), reached=max(record.reached for record in mine),
+            began_s=min(record.began_ns for record in mine) / 1e9,
             ended_s=max(record.began_ns + sum(record.ns.values()) for record in mine) / 1e9,
         )  # fmt: skip

@@ -138,11 +138,14 @@ class WatchedRun:
             self.launches.append((number, head["world_size"], 0, max((r.step for r in self.ranks.values()), default=0)))
             self.ranks, self.began_s[number] = {}, head["wall_ns"] / 1e9
         if number == self.launches[-1][0]:
+            if "reached" in head:  # the leader's; the dead ranks had not written their last second
+                self.launches[-1] = (*self.launches[-1][:3], head["reached"])
             opened_s = head["wall_ns"] / 1e9
             self.ranks[head["rank"]] = RankState(launch=number, world_size=head["world_size"], opened_s=opened_s)
 
     def _step_of(self, head: Mapping[str, Any], line: Mapping[str, Any]) -> None:
-        if head["launch"] > self.launches[-1][0]:
+        number = head["launch"]
+        if number > self.launches[-1][0] or (number == self.launches[-1][0] and head["rank"] not in self.ranks):
             self._open(head)
         rank = self.ranks.get(head["rank"])
         if rank is None or head["launch"] != rank.launch:
