@@ -13,6 +13,7 @@ from cli.test_forecast import told
 from report.made_runs import HOSTILE, make_run, write, write_study
 from scaling.made import study, trial
 from unisono.errors import ConfigError
+from unisono.report.comparison.run_diff import compare_runs
 from unisono.report.content import Section, Table, mean_of, smooth
 from unisono.report.page import MOST_BYTES, render, write_page
 from unisono.report.run_view import read_run
@@ -349,6 +350,29 @@ def test_damage_anywhere_is_an_error_or_a_page(tmp_path):
     assert 10 < pages < 42
 
 
+def test_a_line_that_lacks_something_is_damaged(tmp_path):
+    """JSON that is no step: the page says so and ends before it, the live view passes it over, a diff ends there."""
+    path, whole = make_run(tmp_path / "run", launches=((1, 60),)), make_run(tmp_path / "whole")
+    lines = (path / "ledger.jsonl").read_text().splitlines()
+    for wrong in ('{"step": 30, "epoch": 0, "num_samples": 64}', lines[29].replace('"loss": "0x', '"loss": "soft')):
+        (path / "ledger.jsonl").write_text("\n".join([*lines[:29], wrong, *lines[30:], ""]))
+        text = " ".join(read(page_of(path, out=tmp_path / "r.html")).text)
+        assert "line 30 of" in text and "is damaged: what it said of step 30 is lost" in text
+        run = WatchedRun(path)
+        assert (run.step, run.num_damaged, len(run.losses)) == (60, 1, 59)
+        assert "the ledger is damaged from its line 30 on" in compare_runs(path, whole).notes[0]
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 61}\n')
+    with (path / "phases" / "rank-0.jsonl").open("a") as file:
+        file.write('{"step": 61}\n')
+    assert WatchedRun(path).num_damaged == 3
+    write(path / "score.json", {"strategy": "exact"})
+    assert setup(WatchedRun(path)).startswith("?, ? replicas")
+    (path / "score.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"score.json is not the JSON .* Hint: put back a copy of it; or remove it"):
+        WatchedRun(path)
+
+
 def refused(sources, out, match):
     """Nothing is written, and what was there stays."""
     before = out.read_bytes() if out.exists() else None
@@ -377,7 +401,7 @@ def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
     script.write_text("import torch")
     refused([script], out, "got the script .*train.py.*out=")
     refused([], out, "1 to 8")
-    (other / "ledger.jsonl").write_text('{"step": 1, "loss": "soft", "num_samples": 3}\n')
+    (other / "phases" / "rank-0.jsonl").write_text('{"phases": ["data"]}\n{"step": 1, "ns": [1]}\n')
     refused([other], out, "files that no run writes")
 
 

@@ -28,7 +28,7 @@ from unisono.report.content import (
     thin,
 )
 from unisono.report.rank_section import checkpoints, phases_by_rank, stragglers, timeline
-from unisono.report.run_view import RunView, by_rank, newest_checkpoint, resumed_after
+from unisono.report.run_view import RunView, by_rank, newest_checkpoint, resumed_after, strategy_in
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 _MOST_METRICS = 6
@@ -241,7 +241,7 @@ def trained_s(result: dict[str, Any]) -> Any:
 
 def strategy_of(run: RunView) -> str:
     """Return the name of a run's strategy; ``?`` where it is not known."""
-    return str(run.result.get("strategy", run.score.get("strategy", {}).get("name", "?")))
+    return str(run.result.get("strategy", strategy_in(run.score)))
 
 
 def told_number(value: Any) -> str:

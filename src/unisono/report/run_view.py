@@ -13,7 +13,7 @@ from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger
-from unisono.observe.damage import describe_damage, describe_metric_damage
+from unisono.observe.damage import describe_damage, describe_metric_damage, is_record, is_step
 from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, read_phases
@@ -247,14 +247,20 @@ def read_run(path: Path) -> RunView:
         phases = read_phases(path)
         view = RunView(
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
-            result=files["result"], ledger=read_lines(path / "ledger.jsonl"),
-            logged=read_lines(path / METRICS), phases=phases, launches=list(_launches(phases)),
-            changed=changed_ledger(path, files["result"]), damage=damage_of(path),
+            result=files["result"], ledger=[*itertools.takewhile(is_step, read_lines(path / "ledger.jsonl"))],
+            logged=[*itertools.takewhile(is_record, read_lines(path / METRICS))], phases=phases,
+            launches=list(_launches(phases)), changed=changed_ledger(path, files["result"]), damage=damage_of(path),
         )  # fmt: skip
         view.losses, view.metrics(), view.throughput()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
         raise ConfigError(f"{path} holds files that no run writes: {error!r}. Hint: train again.") from error
     return view
+
+
+def strategy_in(score: Mapping[str, Any]) -> str:
+    """Return the name of the strategy that a score tells; ``?`` where it tells none."""
+    found = score.get("strategy")
+    return str(found.get("name", "?")) if isinstance(found, dict) else "?"
 
 
 def newest_checkpoint(path: Path) -> int:

@@ -4,11 +4,12 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.observe.damage import is_record, is_step
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
 from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of
@@ -37,7 +38,7 @@ class WatchedRun:
         began_s: When each of them began, by its number, in seconds since 1970.
         ranks: By rank, of the newest launch.
         died: By (launch, rank) in which step it has died, as the launcher tells it, and when, in seconds since 1970.
-        num_damaged: Lines that are no JSON.
+        num_damaged: Lines that are no JSON, or lack what such a line has.
 
     Raises:
         ConfigError: It is no run directory.
@@ -82,7 +83,7 @@ class WatchedRun:
         again, lines = self._ledger.poll()
         if again:
             self.losses, self._sizes, self._every = [], {}, 1
-        for line in self._entries(lines):
+        for line in self._entries(lines, is_step):
             self.step, self.epoch = line["step"], line["epoch"]
             self._add_loss(self.step, float.fromhex(line["loss"]))
             self._sizes[self.step] = line["num_samples"]
@@ -101,8 +102,8 @@ class WatchedRun:
     def _poll_logged(self) -> None:
         again, lines = self._logged.poll()
         self.metrics, self.history = ({}, {}) if again else (dict(self.metrics), self.history)
-        for line in self._entries(lines):
-            logged = {plain(name): value for name, value in line.get("values", {}).items()}
+        for line in self._entries(lines, is_record):
+            logged = {plain(name): float(value) for name, value in line["values"].items()}
             logged.pop("train/loss", None)  # the ledger has it for every step
             self.metrics.update(logged)
             for name, value in logged.items():
@@ -114,17 +115,24 @@ class WatchedRun:
     def _poll_phases(self) -> None:
         for file in sorted((self.path / FOLDER).glob("rank-*.jsonl")):
             tail = self._phases.setdefault(file.name, Tail(file))
-            for line in self._entries(tail.poll()[1]):
-                if "phases" in line:
-                    self._heads[file.name] = line
-                    self._launch(line)
-                elif "last" in line:
-                    self.num_steps = line["last"]
-                elif (head := self._heads.get(file.name)) is not None:
-                    if "lost" in line:
-                        self.died.setdefault((head["launch"], line["lost"]), (line["step"], line["wall_ns"] / 1e9))
-                    else:
-                        self._step_of(head, line)
+            for line in self._entries(tail.poll()[1], lambda entry: entry is not None):
+                try:
+                    self._take(file.name, line)
+                except (KeyError, TypeError, ValueError, AttributeError):
+                    self.num_damaged += 1
+
+    def _take(self, name: str, line: dict[str, Any]) -> None:
+        """Take in a line of a rank's phases."""
+        if "phases" in line:
+            self._heads[name] = line
+            self._launch(line)
+        elif "last" in line:
+            self.num_steps = line["last"]
+        elif (head := self._heads.get(name)) is not None:
+            if "lost" in line:
+                self.died.setdefault((head["launch"], line["lost"]), (line["step"], line["wall_ns"] / 1e9))
+            else:
+                self._step_of(head, line)
 
     def _launch(self, head: Mapping[str, Any]) -> None:
         """A launch that does no step, of a run that is complete, leaves the ranks of the one before as they are."""
@@ -157,13 +165,13 @@ class WatchedRun:
         if not first:
             self.launches[-1] = number, world_size, line["step"], before
 
-    def _entries(self, lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    def _entries(self, lines: list[bytes], is_ours: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
         for line in filter(None, lines):
             try:
                 entry = json.loads(line)
             except ValueError:
                 entry = None
-            if isinstance(entry, dict):
+            if isinstance(entry, dict) and is_ours(entry):
                 yield entry
             else:
                 self.num_damaged += 1

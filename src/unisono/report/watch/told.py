@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from unisono.launchers.program_files import of_a_run
 from unisono.report.content import diverges, ends_of, trend_of
-from unisono.report.run_view import newest_checkpoint
+from unisono.report.run_view import newest_checkpoint, strategy_in
 from unisono.report.watch.state import WatchedRun, plain
 from unisono.system.words import counted, spell_bytes, spell_seconds
 
@@ -48,8 +48,7 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
 
 def setup(run: WatchedRun) -> str:
     """Return what trains, on how many workers, since which step it was resumed, and for how long it is running."""
-    name = (run.score.get("strategy") or {}).get("name", "exact")
-    parts = [f"{name}, {run.score.get('replicas', '?')} replicas"] if run.score else []
+    parts = [f"{strategy_in(run.score)}, {run.score.get('replicas', '?')} replicas"] if run.score else []
     if parts and run.ranks:
         parts[0] += f" on {counted(len(run.ranks.keys() - run.lost()), 'worker')}"
     elapsed = run.elapsed_s()
