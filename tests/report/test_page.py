@@ -164,7 +164,7 @@ def test_runs_are_compared(tmp_path):
     """Side by side, with the first difference; equal runs are called equal."""
     one, same, other = (make_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
     text = " ".join(read(page_of(one, same, other, out=tmp_path / "r.html")).text)
-    assert "b and a are equal, bit for bit." in text
+    assert "a and b are equal, bit for bit." in text
     assert "c and a differ from step 1 on" in text
     assert "Loss of all runs" in text
     assert re.search(r"From [\d.]+ \([abc]\) to [\d.]+ \([abc]\): the mean loss of the last steps", text)
@@ -181,11 +181,32 @@ def test_several_runs_in_words(tmp_path):
     write(short / "result.json", {"finished": False, "fingerprint": "ab" * 32, "steps": 20})
     title, (section, *_) = sections_of([base, short, other, *(make_run(tmp_path / name) for name in "de")])
     told = [remark.text for remark in section.findings]
-    assert f"b and a are equal as far as both go: {short} ends after step 20; all steps up to there are equal." in told
+    assert told[:2] == ["a, d and e are equal, bit for bit.", "a and b are equal as far as both go: b to step 20."]
     assert "c and a differ from step 1 on: seed: 0 -> 1000000000" in told
     assert "(c): the mean loss" in section.charts[0].finding and "to 1e+09 (c)" in section.charts[0].finding
     assert [row[-1] for row in section.tables[0].rows][:2] == ["0" * 16, "not finished"]
     assert title == "Report: a, b, c, and 2 more"
+
+
+def test_runs_of_one_score_are_compared_with_each_other(tmp_path):
+    """Whichever stands first on the page; one that differs within them is named, and so is what sets groups apart."""
+    runs = [make_run(tmp_path / "a", seed=1), *(make_run(tmp_path / name) for name in "bc")]
+    runs += [make_run(tmp_path / "d", steps=20, launches=((1, 10), (11, 20)), result=False)]
+    runs += [make_run(tmp_path / "e", result=False), make_run(tmp_path / "f")]
+    lines = (runs[-1] / "ledger.jsonl").read_text().splitlines()
+    lines[39] = lines[39].replace('"epoch": 0', '"epoch": 1')
+    (runs[-1] / "ledger.jsonl").write_text("\n".join([*lines, ""]))
+    section = sections_of(runs)[1][0]
+    assert [remark.text for remark in section.findings][:4] == [
+        "b and c are equal, bit for bit.",
+        "b, d and e are equal as far as all go: e to step 60; d to step 20.",
+        "f and b differ from step 40 on: epoch: 0 -> 1",
+        "b and a differ from step 1 on: seed: 1 -> 0",
+    ]
+    wall, speed = section.tables[0].head.index("wall"), section.tables[0].head.index("samples/s")
+    _, finished, _, resumed, *_ = section.tables[0].rows
+    assert (finished[wall], finished[speed]) == ("4.2 s", "1,600")
+    assert (resumed[wall], resumed[speed]) == ("1.9 s", "673")  # of both launches, by their steps
 
 
 def test_other_data_is_said(tmp_path):

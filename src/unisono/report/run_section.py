@@ -32,7 +32,8 @@ from unisono.report.run_view import RunView, by_rank, newest_checkpoint, resumed
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 _MOST_METRICS = 6
-_OVER = {"finished", "stopped"}
+OVER = {"finished", "stopped"}
+"""States in which a result is that of all steps."""
 
 
 def run_section(run: RunView, num_runs: int) -> Section:
@@ -66,7 +67,7 @@ def _what(run: RunView) -> str:
 def _overview(run: RunView) -> Table:
     result, unfinished = run.result, "not finished"
     rows = [
-        ["fingerprint", str(result.get("fingerprint", unfinished)) if run.state in _OVER else unfinished],
+        ["fingerprint", str(result.get("fingerprint", unfinished)) if run.state in OVER else unfinished],
         ["strategy", strategy_of(run)],
         ["workers", run.worlds() + run.changes()],
         ["replicas", str(run.score.get("replicas", "?"))],
