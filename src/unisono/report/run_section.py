@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unisono.launchers.program_files import of_a_run
-from unisono.observe.speed import slow_rank, speed_in
+from unisono.observe.speed import slow_rank, speed_in, spell_sharing
 from unisono.report.charts import Series
 from unisono.report.content import (
     SMOOTH,
@@ -112,13 +112,7 @@ def _findings(run: RunView) -> Iterator[Remark]:
     if not run.phases:
         yield Remark(text="No step phases were recorded: nothing is known of where the time went.")
         return
-    steps: dict[int, list[tuple[dict[str, float], int]]] = {}
-    for record in itertools.chain(*run.last_world()):
-        seconds = {phase: ns / 1e9 for phase, ns in record.ns.items()}
-        steps.setdefault(record.rank, []).append((seconds, record.replicas))
-    if slow := slow_rank(steps):
-        told = slow.spell()
-        yield Remark(text=f"{told[0].upper()}{told[1:]}. The other ranks wait for it: see Stragglers.", tone="alarm")
+    yield from _slow(run)
     parts = by_rank(run.last_world())
     if parts:
         mean = {phase: statistics.fmean(rank[phase] for rank in parts.values()) for phase in next(iter(parts.values()))}
@@ -126,6 +120,21 @@ def _findings(run: RunView) -> Iterator[Remark]:
         top = sorted(mean.items(), key=lambda part: -part[1])[:3]
         told = ", ".join(f"{seconds / whole:.0%} {phase}" for phase, seconds in top) if whole else "nothing"
         yield Remark(text=f"A step takes {spell_seconds(whole)}: {told}.")
+
+
+def _slow(run: RunView) -> Iterator[Remark]:
+    """Yield which rank is slow; where workers share cores that they do, since it is not the rank then."""
+    steps: dict[int, list[tuple[dict[str, float], int]]] = {}
+    for record in itertools.chain(*run.last_world()):
+        seconds = {phase: ns / 1e9 for phase, ns in record.ns.items()}
+        steps.setdefault(record.rank, []).append((seconds, record.replicas))
+    of_the_last = (record for record in run.phases if record.launch == run.launches[-1].number)
+    sharing = next(filter(None, (spell_sharing(record.local_workers, record.cores) for record in of_the_last)), "")
+    if sharing:
+        yield Remark(text=f"{sharing}, so no rank is called slow.")
+    elif slow := slow_rank(steps):
+        told = slow.spell()
+        yield Remark(text=f"{told[0].upper()}{told[1:]}. The other ranks wait for it: see Stragglers.", tone="alarm")
 
 
 def _ending(run: RunView) -> Iterator[Remark]:

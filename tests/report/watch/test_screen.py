@@ -12,6 +12,7 @@ from rich.console import Console
 
 from report.made_runs import make_run
 from report.watch.test_state import holder
+from unisono.report.sources import sections_of
 from unisono.report.watch.screen import curve, draw
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import events, held_up, verdict
@@ -112,6 +113,19 @@ def test_what_holds_it_up(tmp_path):
     assert slow == "rank 1 is slow: 10.2 ms per replica, 32% above the other ranks' median, most of it in forward"
     assert outside in shown([run], 100)
     assert list(held_up(WatchedRun(make_run(tmp_path / "usual")))) == []
+
+
+def test_workers_that_share_cores(tmp_path, monkeypatch):
+    """More of them than cores take turns: that is told, and none of them is called slow; with a core each it is."""
+    monkeypatch.setattr(WatchedRun, "state", "training")
+    for cores, told in ((2, "4 workers share 2 cores: they take turns"), (4, "rank 1 is slow: ")):
+        path = make_run(tmp_path / str(cores), workers=4, result=False, slow=1, cores=cores)
+        run = WatchedRun(path)
+        (line,) = held_up(run)
+        assert line.startswith(told) and ("slow" in verdict(run)[0]) is (cores == 4) is (run.slowest() is not None)
+        findings = [remark.text for remark in sections_of([path])[1][0].findings]
+        assert ["is slow" in text for text in findings].count(True) == (cores == 4)
+        assert ("4 workers share 2 cores: they take turns, so no rank is called slow." in findings) is (cores == 2)
 
 
 def test_events_have_their_time(tmp_path):

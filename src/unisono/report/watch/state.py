@@ -12,7 +12,7 @@ from unisono.errors import ConfigError
 from unisono.observe.damage import is_record, is_step
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of
+from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of, spell_sharing
 from unisono.observe.tail import Tail
 from unisono.report.content import thin
 from unisono.report.run_view import check_run, damage_of, holder_of, newest_checkpoint, resumed_after, state_of
@@ -38,6 +38,7 @@ class WatchedRun:
         began_s: When each of them began, by its number, in seconds since 1970.
         ranks: By rank, of the newest launch.
         died: By (launch, rank) in which step it has died, as the launcher tells it, and when, in seconds since 1970.
+        sharing: That the workers of a host take turns on its cores, in words; empty where they do not.
         num_damaged: Lines that are no JSON, or lack what such a line has.
 
     Raises:
@@ -63,6 +64,7 @@ class WatchedRun:
         self.began_s: dict[int, float] = {}
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
         self.num_steps: int | None = None
+        self.sharing = ""
         self._looked_at, self._damage = [], None  # type: list[tuple[int, int] | None], str | None
         self.poll()
 
@@ -144,10 +146,11 @@ class WatchedRun:
         number = head["launch"]
         if not self.launches or number > self.launches[-1][0]:
             self.launches.append((number, head["world_size"], 0, max((r.step for r in self.ranks.values()), default=0)))
-            self.ranks, self.began_s[number] = {}, head["wall_ns"] / 1e9
+            self.ranks, self.began_s[number], self.sharing = {}, head["wall_ns"] / 1e9, ""
         if number == self.launches[-1][0]:
             if "reached" in head:  # the leader's; the dead ranks had not written their last second
                 self.launches[-1] = (*self.launches[-1][:3], head["reached"])
+            self.sharing = self.sharing or spell_sharing(head.get("local_workers", 0), head.get("cores", 0))
             opened_s = head["wall_ns"] / 1e9
             self.ranks[head["rank"]] = RankState(launch=number, world_size=head["world_size"], opened_s=opened_s)
 
@@ -233,7 +236,9 @@ class WatchedRun:
         return [number for number, rank in sorted(self.ranks.items()) if number >= rank.world_size and rank.first]
 
     def slowest(self) -> Slow | None:
-        """Return the rank that the others wait for, if there is one."""
+        """Return the rank that the others wait for, if there is one; None where workers share cores."""
+        if self.sharing:
+            return None
         lost = self.lost()
         return slowest({number: rank for number, rank in self.ranks.items() if number not in lost})
 

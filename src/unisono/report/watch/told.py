@@ -98,14 +98,14 @@ def ended(run: WatchedRun) -> Iterator[str]:
 
 
 def held_up(run: WatchedRun) -> Iterator[str]:
-    """Yield what makes it slower than it could be: time outside of steps, and a rank that the others wait for."""
+    """Yield what makes it slower than it could be: time outside of steps, a slow rank, or too few cores."""
     speed, slow = run.speed, run.slowest()
     if speed and speed.is_held_up:
         parts = sorted(run.outside().items(), key=lambda part: -part[1])
         named = ", ".join(f"{_OUTSIDE.get(phase, phase)} {share:.0%}" for phase, share in parts if share >= 0.01)
         yield f"{speed.spell_outside()}: {named}"
-    if slow:
-        yield slow.spell()
+    if slow or run.sharing:
+        yield slow.spell() if slow else run.sharing
 
 
 def events(run: WatchedRun) -> Iterator[str]:
