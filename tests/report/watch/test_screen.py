@@ -140,6 +140,26 @@ def test_events_have_their_time(tmp_path):
     assert re.match(r"\d\d:\d\d:\d\d launch 2: ", told)
 
 
+@pytest.mark.parametrize("height", [10, 11, 12, 14, 18])
+def test_a_death_is_told_before_a_join(height, tmp_path):
+    """In a low terminal: a death goes before newer joins, and no line is left empty."""
+    path = make_run(tmp_path / "run", workers=2, result=False)
+    for rank in range(2, 8):  # each joins later
+        head, *lines = (path / "phases" / "rank-1.jsonl").read_text().splitlines()
+        head = head.replace('"rank": 1', f'"rank": {rank}')
+        (path / "phases" / f"rank-{rank}.jsonl").write_text("\n".join([head, *lines[10 * rank - 15 :], ""]))
+    with (path / "phases" / "rank-0.jsonl").open("a") as phases:
+        phases.write('{"lost": 1, "step": 5, "wall_ns": 1795000010000000000}\n')
+    run = WatchedRun(path)
+    assert [line.split("rank ")[1][:6] for line in events(run)] == ["1 died", *(f"{rank} has " for rank in range(2, 8))]
+    assert [line[-30:] for line in events(run, 1)] == ["d in step 5, and 6 more events"]
+    died, joined = events(run, 2)
+    assert died.endswith("died in step 5") and joined.endswith("rank 7 has joined in step 56, and 5 more events")
+    assert [*events(run, 7)] == [*events(run)] and [*events(run, 0)] == []
+    lines = shown([run], 80, height).splitlines()
+    assert "died in step 5" in "".join(lines) and len(lines) == height
+
+
 def test_the_last_checkpoint(tmp_path):
     """Its step and its age, of a run that may still be killed."""
     path = make_run(tmp_path / "run", result=False)

@@ -108,31 +108,40 @@ def held_up(run: WatchedRun) -> Iterator[str]:
         yield slow.spell() if slow else run.sharing
 
 
-def events(run: WatchedRun) -> Iterator[str]:
-    """Yield what has disturbed the run, each with its time where that is known, the newest last."""
-    found: list[tuple[float, str]] = []
+def events(run: WatchedRun, most: int | None = None) -> Iterator[str]:
+    """Yield what has disturbed the run, each with its time where that is known, the newest last.
+
+    Args:
+        run: The run.
+        most: Only so many of them: deaths and damage go before launches, these before joins, and the newest first; the
+            last line counts the others. None: all.
+    """
+    found: list[tuple[float, int, str]] = []  # when, how grave, what
     for number, world_size, first, before in run.launches[1:]:
         if first:
             again = f", {counted(before - first + 1, 'step')} computed again" if before >= first else ""
             told = f"launch {number}: {counted(world_size, 'worker')} from step {first}{again}"
-            found.append((run.began_s[number], told))
+            found.append((run.began_s[number], 1, told))
     for number in run.lost():
         if died := run.died_in(number):
-            found.append((died[1], f"rank {number} died in step {died[0]}"))
+            found.append((died[1], 2, f"rank {number} died in step {died[0]}"))
             continue
         rank = run.ranks[number]
         last = f"the last step it has written is {rank.step}" if rank.step else "it has written no step"
-        found.append((max(rank.opened_s, rank.ended_s), f"rank {number} is gone; {last}"))
+        found.append((max(rank.opened_s, rank.ended_s), 2, f"rank {number} is gone; {last}"))
     found += [
-        (run.ranks[number].began_s, f"rank {number} has joined in step {run.ranks[number].first}")
+        (run.ranks[number].began_s, 0, f"rank {number} has joined in step {run.ranks[number].first}")
         for number in run.joined()
     ]
-    for when, told in sorted(found):
-        yield f"{_clock(when)} {told}"
+    lines = [(grave, f"{_clock(when)} {told}") for when, grave, told in sorted(found, key=lambda event: event[::2])]
     if damage := run.damage():
-        yield plain(damage)
+        lines.append((2, plain(damage)))
     if run.num_damaged:
-        yield f"{counted(run.num_damaged, 'line')} that no run writes"
+        lines.append((2, f"{counted(run.num_damaged, 'line')} that no run writes"))
+    by_weight = sorted(range(len(lines)), key=lambda place: (lines[place][0], place), reverse=True)
+    kept = sorted(by_weight[:most])
+    more = f", and {counted(len(lines) - len(kept), 'more event')}" if len(kept) < len(lines) else ""
+    yield from (lines[place][1] + more * (place == kept[-1]) for place in kept)
 
 
 def room(run: WatchedRun) -> Iterator[str]:
