@@ -29,7 +29,7 @@ from unisono.experiments.past.fork import fork
 from unisono.experiments.past.replay import replay
 from unisono.observe.ledger import read_lines
 from unisono.observe.suspects import MEASURES, order
-from unisono.report.run_diff import compare_runs
+from unisono.report.comparison.run_diff import compare_runs
 
 JOB = ROOT / "benchmarks" / "past_job.py"
 SEEDS = range(1000, 1020)

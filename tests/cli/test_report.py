@@ -41,6 +41,20 @@ def test_a_folder_of_runs(tmp_path):
     assert re.findall(r"<h2[^>]*>Run (.*?)</h2>", page) == [f"run-{number}" for number in range(8)]
 
 
+def test_a_folder_with_a_damaged_run(tmp_path):
+    """The others are shown, and why it is not; asked for by name, or where there is no other, that is an error."""
+    bad, _ = (make_run(tmp_path / "runs" / name, steps=5, launches=((1, 5),)) for name in ("bad", "good"))
+    (bad / "score.json").write_text("{")
+    done = asked(tmp_path / "runs", "-o", tmp_path / "r.html")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "r.html").read_text()
+    assert re.findall(r"<h2[^>]*>Run (.*?)</h2>", page) == ["good", "bad"]
+    assert "It is not shown: " in page and "Hint: put back a copy of it" in page
+    assert asked(tmp_path / "runs", bad, "-o", tmp_path / "s.html").exit_code == 2
+    (tmp_path / "runs" / "good" / "score.json").write_text("{")
+    assert asked(tmp_path / "runs", "-o", tmp_path / "s.html").exit_code == 2
+
+
 def test_a_timeline_is_written(tmp_path):
     """Of one run, and no page."""
     done = asked(make_run(tmp_path / "run"), "--timeline", tmp_path / "t.json")

@@ -43,6 +43,17 @@ def test_a_folder_of_runs(tmp_path):
     assert [line.split()[:2] for line in result.stdout.splitlines()[1:3]] == [["a", "finished"], ["b", "finished"]]
 
 
+def test_a_folder_with_a_damaged_run(tmp_path):
+    """The others are shown, and why it is not; where there is no other that is the error."""
+    bad, good = (make_run(tmp_path / "runs" / name) for name in ("bad", "good"))
+    (bad / "score.json").write_text("{")
+    result = CliRunner().invoke(watch, [str(tmp_path / "runs"), "--json"])
+    assert [run["run"] for run in json.loads(result.stdout)] == [str(good)]
+    assert f"{bad} is not shown: " in result.stderr and "Hint: put back a copy of it" in result.stderr
+    (good / "score.json").write_text("{")
+    assert CliRunner().invoke(watch, [str(tmp_path / "runs")]).exit_code == 2
+
+
 def test_the_page_of_a_run_in_either_order(tmp_path):
     """What follows ``--web`` is its port where it is a number, and else a run."""
     for typed, port in (("--web run", 0), ("run --web", 0), ("--web 8080 run", 8080), ("run --web=8080", 8080)):

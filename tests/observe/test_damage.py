@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from unisono.observe.damage import describe_damage, describe_metric_damage
+from unisono.observe.damage import damaged_from, describe_damage, describe_metric_damage
 
 
 def write(path, *lines):
@@ -12,7 +12,10 @@ def write(path, *lines):
     return path
 
 
-WHOLE = [json.dumps({"step": step}).encode() + b"\n" for step in range(1, 6)]
+WHOLE = [
+    json.dumps({"step": step, "epoch": 0, "num_samples": 4, "loss": "0x1p+0", "values": {}}).encode() + b"\n"
+    for step in range(1, 6)
+]
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 6, "ep', b"\0" * 50, b"\xff\xfe\n"])
@@ -29,6 +32,9 @@ def test_lines_that_are_lost(tmp_path):
     """A damaged line, a step without one, a ledger that ends before the newest checkpoint; each with the way out."""
     path = write(tmp_path / "ledger.jsonl", *WHOLE[:2], b"rubbish\n", *WHOLE[3:])
     assert f"line 3 of {path} is damaged: what it said of step 3 is lost. " in describe_damage(path, 5)
+    for wrong in (b'{"step": 3, "epoch": 0, "num_samples": 4}\n', WHOLE[2].replace(b"0x1p+0", b"one")):
+        write(path, *WHOLE[:2], wrong, *WHOLE[3:])
+        assert f"line 3 of {path} is damaged" in describe_damage(path, 5) and damaged_from(path) == 3
     write(path, *WHOLE[:2], *WHOLE[3:])
     assert describe_damage(path, 5).startswith(f"{path} has no line of step 3. ")
     assert "Hint: put back a copy of the file" in describe_damage(path, 5)
@@ -53,5 +59,6 @@ def test_damaged_metrics(tmp_path):
     assert describe_metric_damage(path) is describe_metric_damage(tmp_path / "none.jsonl") is None
     write(path, *WHOLE, b'{"step": 6, "va')
     assert describe_metric_damage(path).startswith(f"{path} breaks off within line 6: what was recorded there is lost")
-    write(path, *WHOLE[:2], b"rubbish\n", *WHOLE[3:])
-    assert describe_metric_damage(path).startswith(f"{path} is damaged in line 3: what was recorded there is lost")
+    for wrong in (b"rubbish\n", b'{"step": 3}\n', b'{"step": 3, "values": {"a": "b"}}\n'):
+        write(path, *WHOLE[:2], wrong, *WHOLE[3:])
+        assert describe_metric_damage(path).startswith(f"{path} is damaged in line 3: what was recorded there is lost")

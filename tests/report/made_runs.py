@@ -23,8 +23,14 @@ def make_run(
     more=None,
     last_step=None,
     other=0,
+    reached=0,
+    cores=0,
 ):
-    """Write a run of `steps` steps in launches given as (first step, last step); `other` ms pass between two steps."""
+    """Write a run of `steps` steps in launches given as (first step, last step); `other` ms pass between two steps.
+
+    `reached`: the last step that the leader of the launches after the first has found in the ledger.
+    `cores`: of the only host.
+    """
     path.mkdir(parents=True)
     score = {
         "version": 1, "seed": seed, "replicas": 8, "batch_size": 64, "threads": 1, "strategy": {"name": "exact"},
@@ -49,6 +55,8 @@ def make_run(
         for number, (first, last) in enumerate(launches, start=1):
             head = {"phases": list(PHASES), "launch": number, "rank": rank, "world_size": workers,
                     "wall_ns": 1_795_000_000_000_000_000 + number * 10_000 * MS}  # fmt: skip
+            head |= {"reached": reached} if reached and number > 1 and rank == 0 else {}
+            head |= {"local_workers": workers, "cores": cores} if cores else {}
             text += [json.dumps(head), *([json.dumps({"last": last_step})] if last_step else [])]
             for step in range(first, last + 1):
                 usual = {"data": MS, "forward": 10 * MS, "backward": 20 * MS, "reduce": 4 * MS, "update": MS,

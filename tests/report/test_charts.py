@@ -1,13 +1,12 @@
 """Charts: well-formed, escaped, within their frame, with every value in reach."""
 
-import math
 import re
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from report.made_runs import HOSTILE
-from unisono.report.charts import HEIGHT, Series, Span, line_chart, span_chart, stacked_bars, thin, ticks
+from unisono.report.charts import HEIGHT, Series, Span, line_chart, span_chart, stacked_bars, ticks
 from unisono.report.svg import WIDTH, text_of
 
 SPELL = "{:g}".format
@@ -174,18 +173,6 @@ def test_hostile_text_is_text():
         assert found <= {"x", "svg", "g", "polyline", "circle", "rect", "text"}
         assert not any(name.startswith("on") for node in parsed(chart).iter() for name in node.attrib)
     assert text_of("a\x00\u202eb\udcff<") == "a\u25a1\u25a1b\u25a1&lt;"
-
-
-def test_long_lines_are_thinned_to_what_matters():
-    """At most so many points, both ends, and the outlier; numbers that are none are left out."""
-    points = [(float(x), 1.0) for x in range(10_000)]
-    points[777] = (777.0, 50.0)
-    points[4] = (4.0, math.nan)
-    kept = thin(points, 100)
-    assert len(kept) == 100
-    assert (kept[0], kept[-1]) == ((0.0, 1.0), (9999.0, 1.0))
-    assert (777.0, 50.0) in kept
-    assert thin([(1.0, math.inf)], 10) == []
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7.3), (-2, 5), (0.001, 0.0011), (3, 3), (0, 1e9)])

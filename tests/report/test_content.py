@@ -1,10 +1,11 @@
 """What is said of a curve: where it goes, and when it diverges; and where each chart of a run is explained."""
 
 import math
+import random
 from pathlib import Path
 
 from report.made_runs import make_run
-from unisono.report.content import diverges, trend_of
+from unisono.report.content import diverges, mean_of, sample, thin, trend_of
 from unisono.report.sources import sections_of
 
 OBSERVE = (Path(__file__).parents[2] / "docs" / "observe.md").read_text()
@@ -31,3 +32,31 @@ def test_each_chart_of_a_run_is_explained(tmp_path):
     told = {row.partition("**")[2].partition("**")[0] for row in rows if "**" in row.split("|")[1]}
     assert titles == told
     assert len(titles) == 5
+
+
+def test_long_lines_show_how_far_values_reach():
+    """Of each stretch the lowest and the highest, both ends and the outlier; no more points than there is room for."""
+    points = [(float(x), math.sin(x * x)) for x in range(10_000)]
+    points[777], points[4] = (777.0, 50.0), (4.0, math.nan)
+    kept, width = thin(points, 100)
+    assert (kept[0], kept[-1], len(kept) <= 100) == (points[0], points[-1], True)
+    assert (777.0, 50.0) in kept and kept == sorted(kept)
+    inner = [point for point in points if math.isfinite(point[1])][1:-1]
+    for first in range(0, len(inner), width):
+        part = [value for _, value in inner[first : first + width]]
+        assert {min(part), max(part)} <= {value for _, value in kept}
+    assert thin(points[:3], 100) == (points[:3], 1)
+    assert thin([(1.0, math.inf)], 10) == ([], 1)
+
+
+def test_a_sample_has_the_distribution_of_all():
+    """Of skewed noise 37 % lie above the mean: of the steps, and of those that are drawn."""
+    draw = random.Random(0)
+    points = [(float(step), draw.expovariate(1.0)) for step in range(3680)]
+    kept = sample(points, 160)
+    assert (kept[0], kept[-1], 100 < len(kept) <= 160) == (points[0], points[-1], True)
+    shares = [sum(value > 1.0 for _, value in some) / len(some) for some in (points, kept)]
+    assert abs(shares[0] - math.exp(-1)) < 0.03 and abs(shares[1] - shares[0]) < 0.1
+    means = dict(mean_of(points)[0])
+    assert all(means[x] == y for x, y in sample([*means.items()], 160))
+    assert [sample(points[:few], 160) for few in (0, 1, 160)] == [points[:few] for few in (0, 1, 160)]

@@ -13,11 +13,13 @@ from cli.test_forecast import told
 from report.made_runs import HOSTILE, make_run, write, write_study
 from scaling.made import study, trial
 from unisono.errors import ConfigError
-from unisono.report.charts import mean_of, smooth
-from unisono.report.content import Section, Table
+from unisono.report.comparison.run_diff import compare_runs
+from unisono.report.content import Section, Table, mean_of, smooth
 from unisono.report.page import MOST_BYTES, render, write_page
 from unisono.report.run_view import read_run
 from unisono.report.sources import sections_of
+from unisono.report.watch.state import WatchedRun
+from unisono.report.watch.told import events, setup
 from unisono.system.processes import boot_id, look_at
 
 VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
@@ -152,13 +154,17 @@ def test_the_last_second_of_a_killed_run(tmp_path):
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
     assert "Interrupted after step 45; launch 2 went on from step 46" in told
     assert "done again" not in told
+    run = make_run(tmp_path / "killed", launches=((1, 32), (31, 60)), reached=37)  # the leader has found 37 lines
+    told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    assert "Interrupted after step 37; launch 2 went on from step 31" in told and ", 7 steps done again" in told
+    assert "7 steps computed again" in next(events(WatchedRun(run)))
 
 
 def test_runs_are_compared(tmp_path):
     """Side by side, with the first difference; equal runs are called equal."""
     one, same, other = (make_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
     text = " ".join(read(page_of(one, same, other, out=tmp_path / "r.html")).text)
-    assert "b and a are equal, bit for bit." in text
+    assert "a and b are equal, bit for bit." in text
     assert "c and a differ from step 1 on" in text
     assert "Loss of all runs" in text
     assert re.search(r"From [\d.]+ \([abc]\) to [\d.]+ \([abc]\): the mean loss of the last steps", text)
@@ -175,11 +181,32 @@ def test_several_runs_in_words(tmp_path):
     write(short / "result.json", {"finished": False, "fingerprint": "ab" * 32, "steps": 20})
     title, (section, *_) = sections_of([base, short, other, *(make_run(tmp_path / name) for name in "de")])
     told = [remark.text for remark in section.findings]
-    assert f"b and a are equal as far as both go: {short} ends after step 20; all steps up to there are equal." in told
+    assert told[:2] == ["a, d and e are equal, bit for bit.", "a and b are equal as far as both go: b to step 20."]
     assert "c and a differ from step 1 on: seed: 0 -> 1000000000" in told
     assert "(c): the mean loss" in section.charts[0].finding and "to 1e+09 (c)" in section.charts[0].finding
     assert [row[-1] for row in section.tables[0].rows][:2] == ["0" * 16, "not finished"]
     assert title == "Report: a, b, c, and 2 more"
+
+
+def test_runs_of_one_score_are_compared_with_each_other(tmp_path):
+    """Whichever stands first on the page; one that differs within them is named, and so is what sets groups apart."""
+    runs = [make_run(tmp_path / "a", seed=1), *(make_run(tmp_path / name) for name in "bc")]
+    runs += [make_run(tmp_path / "d", steps=20, launches=((1, 10), (11, 20)), result=False)]
+    runs += [make_run(tmp_path / "e", result=False), make_run(tmp_path / "f")]
+    lines = (runs[-1] / "ledger.jsonl").read_text().splitlines()
+    lines[39] = lines[39].replace('"epoch": 0', '"epoch": 1')
+    (runs[-1] / "ledger.jsonl").write_text("\n".join([*lines, ""]))
+    section = sections_of(runs)[1][0]
+    assert [remark.text for remark in section.findings][:4] == [
+        "b and c are equal, bit for bit.",
+        "b, d and e are equal as far as all go: e to step 60; d to step 20.",
+        "f and b differ from step 40 on: epoch: 0 -> 1",
+        "b and a differ from step 1 on: seed: 1 -> 0",
+    ]
+    wall, speed = section.tables[0].head.index("wall"), section.tables[0].head.index("samples/s")
+    _, finished, _, resumed, *_ = section.tables[0].rows
+    assert (finished[wall], finished[speed]) == ("4.2 s", "1,600")
+    assert (resumed[wall], resumed[speed]) == ("1.9 s", "673")  # of both launches, by their steps
 
 
 def test_other_data_is_said(tmp_path):
@@ -215,7 +242,7 @@ def test_findings_come_first_and_tables_are_folded(tmp_path):
 def test_long_curves_are_smoothed(tmp_path):
     """The mean of many steps over the pale line of each; few steps are drawn as they are."""
     (section,) = sections_of([make_run(tmp_path / "run", steps=400)])[1]
-    assert section.charts[0].values.head == ["step", "mean of 11 steps", "each step"]
+    assert section.charts[0].values.head == ["step", "mean of 11 steps", "lowest and highest of 6 steps"]
     assert "loss, on a logarithmic scale" in section.charts[0].drawing.svg()
     (section,) = sections_of([make_run(tmp_path / "short", steps=60)])[1]
     assert section.charts[0].values.head == ["step", "loss of the step's batch"]
@@ -292,6 +319,36 @@ def test_unfinished_and_old_runs_can_be_shown(tmp_path):
     assert "No step phases were recorded" in " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
 
 
+def test_a_run_that_trains_again(tmp_path):
+    """The result is that of the launch before: page and live view say "training", and after which step it goes on."""
+    path = make_run(tmp_path / "run", steps=60, launches=((1, 40), (41, 60)), last_step=120)
+    before = json.loads((path / "result.json").read_text()) | {"finished": False, "steps": 40, "fingerprint": "f" * 64}
+    write(path / "result.json", before)
+    ticks = look_at(os.getpid()).start_ticks
+    held = {"host": "", "boot_id": boot_id(), "pid": os.getpid(), "start_ticks": ticks, "token": 2}
+
+    def told():
+        text = " ".join(" ".join(read(page_of(path, out=tmp_path / "r.html")).text).split())
+        run = WatchedRun(path)
+        assert read_run(path).state == run.state
+        return run, text
+
+    write(path / "run.lock", held)
+    run, text = told()
+    assert "The run is training, resumed after step 40: step 60 was the last" in text
+    assert "was stopped" not in text and "f" * 64 not in text
+    assert (run.state, setup(run).split(", ")[2]) == ("training", "resumed after step 40")
+    (path / "checkpoints" / "step-00000060.0123abcd").mkdir(parents=True)
+    write(path / "run.lock", held | {"token": 3})  # it has recorded no step of its own yet
+    assert "The run is training, resumed after step 60: step 60" in told()[1]
+    write(path / "run.lock", held | {"token": 2, "pid": 2**22 + 1})  # killed, after that result
+    run, text = told()
+    assert (run.state, "The run has not ended: its last step is 60" in text) == ("ended", True)
+    write(path / "result.json", before | {"steps": 60})
+    run, text = told()
+    assert (run.state, "The run was stopped after step 60" in text) == ("stopped", True)
+
+
 def test_damage_anywhere_is_an_error_or_a_page(tmp_path):
     """Every file of a run cut off at several places, or holding other JSON: never a traceback."""
     sound = make_run(tmp_path / "sound", steps=20, launches=((1, 20),))
@@ -312,6 +369,29 @@ def test_damage_anywhere_is_an_error_or_a_page(tmp_path):
                 "what a run writes" in str(error) or "no run writes" in str(error) or "that a run writes" in str(error)
             )
     assert 10 < pages < 42
+
+
+def test_a_line_that_lacks_something_is_damaged(tmp_path):
+    """JSON that is no step: the page says so and ends before it, the live view passes it over, a diff ends there."""
+    path, whole = make_run(tmp_path / "run", launches=((1, 60),)), make_run(tmp_path / "whole")
+    lines = (path / "ledger.jsonl").read_text().splitlines()
+    for wrong in ('{"step": 30, "epoch": 0, "num_samples": 64}', lines[29].replace('"loss": "0x', '"loss": "soft')):
+        (path / "ledger.jsonl").write_text("\n".join([*lines[:29], wrong, *lines[30:], ""]))
+        text = " ".join(read(page_of(path, out=tmp_path / "r.html")).text)
+        assert "line 30 of" in text and "is damaged: what it said of step 30 is lost" in text
+        run = WatchedRun(path)
+        assert (run.step, run.num_damaged, len(run.losses)) == (60, 1, 59)
+        assert "the ledger is damaged from its line 30 on" in compare_runs(path, whole).notes[0]
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 61}\n')
+    with (path / "phases" / "rank-0.jsonl").open("a") as file:
+        file.write('{"step": 61}\n')
+    assert WatchedRun(path).num_damaged == 3
+    write(path / "score.json", {"strategy": "exact"})
+    assert setup(WatchedRun(path)).startswith("?, ? replicas")
+    (path / "score.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"score.json is not the JSON .* Hint: put back a copy of it; or remove it"):
+        WatchedRun(path)
 
 
 def refused(sources, out, match):
@@ -342,7 +422,7 @@ def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
     script.write_text("import torch")
     refused([script], out, "got the script .*train.py.*out=")
     refused([], out, "1 to 8")
-    (other / "ledger.jsonl").write_text('{"step": 1, "loss": "soft", "num_samples": 3}\n')
+    (other / "phases" / "rank-0.jsonl").write_text('{"phases": ["data"]}\n{"step": 1, "ns": [1]}\n')
     refused([other], out, "files that no run writes")
 
 

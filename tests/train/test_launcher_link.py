@@ -12,8 +12,9 @@ import unisono
 from unisono.collectives.loopback import run_ranks
 from unisono.errors import RunStopped
 from unisono.observe import phases
-from unisono.report.run_diff import compare_runs
+from unisono.report.comparison.run_diff import compare_runs
 from unisono.system.heartbeat import JOINED, LEFT_LOOP, QUIET, STOPPED, HeartbeatPage
+from unisono.system.machine import usable_cores
 from unisono.train.launcher_link import LauncherLink
 from unisono.world import World
 
@@ -237,3 +238,5 @@ def test_every_rank_writes_its_phases_and_the_ledger_knows_no_time(toy, tmp_path
     assert set(told) == first | {(3, 0, step) for step in range(6, 11)}
     assert len(told) == 15
     assert {(record.world_size, record.replicas) for record in records} == {(2, 2), (1, 4)}
+    place = {(record.local_workers, record.cores, record.reached) for record in records}
+    assert place == {(2, usable_cores(), 0), (1, usable_cores(), 5)}

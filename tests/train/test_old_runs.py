@@ -15,7 +15,7 @@ from unisono.cli.main import unisono as command
 from unisono.errors import CheckpointError
 from unisono.observe.damage import changed_line
 from unisono.observe.ledger import read_lines
-from unisono.report.run_diff import compare_runs
+from unisono.report.comparison.run_diff import compare_runs
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "runs-0.1.0"
 

@@ -13,7 +13,7 @@ from unisono.cli.output.outcome import conclude, tell, verb
 from unisono.cli.output.tables import answer
 
 if TYPE_CHECKING:
-    from unisono.report.run_diff import RunDiff
+    from unisono.report.comparison.run_diff import RunDiff
 
 
 @click.command(short_help="Show the first difference between two runs.")
@@ -31,7 +31,7 @@ def diff(run_a: str, run_b: str, as_json: bool) -> int:
 
     Exit code: 0 when the runs are equal; 1 when they differ; 2 where there is no run.
     """
-    from unisono.report.run_diff import compare_runs
+    from unisono.report.comparison.run_diff import compare_runs
 
     found = compare_runs(Path(run_a), Path(run_b))
     answer(asdict(found), as_json, lambda: _lines(found))

@@ -42,8 +42,9 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None, as_j
     from unisono.report.sources import MOST_SOURCES
 
     place = Path(out or "report.html")
-    paths, told = each_run([Path(source) for source in sources], MOST_SOURCES)
-    write_page(paths, place)
+    given = [Path(source) for source in sources]
+    paths, told = each_run(given, MOST_SOURCES)
+    write_page(paths, place, optional=[path for path in paths if path not in given])
     for line in told:
         tell(line)
     answer({"page": str(place), "bytes": place.stat().st_size}, as_json, list)

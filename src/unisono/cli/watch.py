@@ -19,6 +19,7 @@ import click
 from unisono.cli.options.fields import result_options, single
 from unisono.cli.options.settings import RUN, number
 from unisono.cli.output.outcome import complain, tell, verb
+from unisono.errors import ConfigError
 from unisono.observe.run_place import runs_in
 from unisono.options.quantities import INTERVAL, PORT
 from unisono.system.files import to_json
@@ -62,14 +63,14 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
     """
     from unisono.report.run_view import each_run
     from unisono.report.sources import MOST_SOURCES
-    from unisono.report.watch.state import WatchedRun
 
     if not (once or as_json) and (web is not None or sys.stdout.isatty()):
         _wait_for([Path(run) for run in runs])
-    paths, told = each_run([Path(run) for run in runs], MOST_SOURCES if web is not None else None)
+    given = [Path(run) for run in runs]
+    paths, told = each_run(given, MOST_SOURCES if web is not None else None)
     for line in told:
         tell(line)
-    found = [WatchedRun(path) for path in paths]
+    found = _readable(paths, given)
     if as_json and web is None:
         click.echo(to_json([run.facts() for run in found]))
     elif web is not None:
@@ -83,6 +84,25 @@ def watch(runs: tuple[str, ...], once: bool, every: float, web: int | None, as_j
         console.print(draw(found, console.width))
     else:
         _follow(found, every)
+
+
+def _readable(paths: list[Path], given: list[Path]) -> "list[WatchedRun]":
+    """Return the runs; of those that were found in a folder one that is damaged is told, where there is another.
+
+    Raises:
+        ConfigError: One of those that were `given` cannot be read, or none can.
+    """
+    from unisono.report.watch.state import WatchedRun
+
+    found: list[WatchedRun] = []
+    for path in paths:
+        try:
+            found.append(WatchedRun(path))
+        except ConfigError as error:
+            if path in given or (path == paths[-1] and not found):
+                raise
+            complain(f"{path} is not shown: {error}")
+    return found
 
 
 def _wait_for(runs: list[Path]) -> None:

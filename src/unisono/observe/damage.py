@@ -3,9 +3,28 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from unisono.observe import chain
 from unisono.observe.ledger import MEND, SET_ASIDE, read_content
+
+
+def is_step(entry: dict[str, Any] | None) -> bool:
+    """Say whether a line's entry holds what is read of a step."""
+    try:
+        return (
+            entry is not None and {"epoch", "num_samples"} <= entry.keys() and bool(float.fromhex(entry["loss"]).hex())
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
+
+
+def is_record(entry: dict[str, Any] | None) -> bool:
+    """Say whether a line's entry holds what is read of recorded values: numbers by name."""
+    try:
+        return entry is not None and all(isinstance(float(value), float) for value in entry["values"].values())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
 
 
 def damaged_from(path: Path) -> int | None:
@@ -13,7 +32,7 @@ def damaged_from(path: Path) -> int | None:
     content = read_content(path)
     lines = chain.parse_all(content)
     whole = len(lines) - (not content.endswith(b"\n"))  # the last one may be on its way
-    return next((number for number, (_, entry) in enumerate(lines[:whole], start=1) if entry is None), None)
+    return next((number for number, (_, entry) in enumerate(lines[:whole], start=1) if not is_step(entry)), None)
 
 
 def changed_line(path: Path, heads: Mapping[int, str]) -> str | None:
@@ -35,7 +54,7 @@ def describe_damage(path: Path, saved: int) -> str | None:
         path: Of the ledger.
         saved: Step of the newest checkpoint; 0: there is none.
     """
-    lines = chain.parse_all(read_content(path))
+    lines = [(line, entry if is_step(entry) else None) for line, entry in chain.parse_all(read_content(path))]
     step, number = 1, 0
     for number, (_, entry) in enumerate(lines, start=1):
         if entry is None and number == len(lines) and step > saved:
@@ -65,7 +84,7 @@ def describe_metric_damage(path: Path) -> str | None:
         path: Of ``metrics.jsonl``.
     """
     lines = chain.parse_all(read_content(path))
-    number = next((number for number, (_, entry) in enumerate(lines, start=1) if entry is None), None)
+    number = next((number for number, (_, entry) in enumerate(lines, start=1) if not is_record(entry)), None)
     if number is None:
         return None
     what = "breaks off within" if number == len(lines) else "is damaged in"

@@ -114,6 +114,7 @@ class Ledger:
     Attributes:
         head: The chain value after the last line that has been written.
         last_step: That of the last entry which was kept.
+        reached: That of the last entry which was there, kept or not; 0: there was none.
         torn_line: The last line, where it was none and is written again with its step; None: there was none.
         damaged_line: The first line that was none, torn or not; None: there was none.
         is_cut_off: Whether that was the last line.
@@ -137,8 +138,8 @@ class Ledger:
         with explained(path), entered(home or path.parent) as place:
             content = place.read(path.name) or b""
             lines = chain.parse_all(content)
-            if last_step is None:
-                last_step = max((entry["step"] for _, entry in lines if entry is not None), default=0)
+            self.reached = max((entry["step"] for _, entry in lines if entry is not None), default=0)
+            last_step = self.reached if last_step is None else last_step
             self.last_step = last_step
             kept, is_clean = _recover(lines, last_step, first=0 if has_gaps else 1)
             if not has_gaps:

@@ -40,6 +40,7 @@ class PhaseClock:
         self._totals = [0] * len(PHASES)
         self._waiting: list[tuple[int, int, int, Sequence[int]]] = []  # step, beginning, replicas, nanoseconds by phase
         self.num_steps = 0  #: Recorded steps.
+        self.place: dict[str, int] = {}  #: ``local_workers`` and ``cores`` of this rank's host, where they are known.
         self.replicas = 0  #: That this rank has computed in the step; counted by who hands them out.
         self._spent = [0] * len(PHASES)
         self.phase, self._since = OTHER, time.perf_counter_ns()  #: The phase it is in.
@@ -62,7 +63,7 @@ class PhaseClock:
             facts: What the launch's first line says besides the clock: rank, world size, ...
         """
         self.close()
-        self._log = _PhaseLog(run, facts)
+        self._log = _PhaseLog(run, {**facts, **self.place})
 
     def ends(self, last: int) -> None:
         """Say which step is to be the last one."""
@@ -183,6 +184,11 @@ class StepPhases:
     began_ns: int  #: When it began, in nanoseconds since 1970, by the clock of the rank's host.
     ns: dict[str, int]  #: Nanoseconds by phase; they add up to the step's whole time.
     replicas: int = 0  #: How many replicas it has computed; 0 where an earlier version has written it.
+    #: The last step in the ledger when that launch opened it; 0: there was none, or an earlier version has written it.
+    reached: int = 0
+    local_workers: int = 0  #: Ranks on its host; 0: unknown.
+    cores: int = 0  #: Cores that they may use together; 0: unknown.
+    last: int = 0  #: The step that is to be the last, as far as it had been told then; 0: it is not known.
 
 
 def read_phases(run_directory: Path) -> list[StepPhases]:
@@ -202,16 +208,20 @@ def read_phases(run_directory: Path) -> list[StepPhases]:
 
 def _records(content: bytes) -> Iterator[StepPhases]:
     head: dict[str, Any] | None = None
+    reached, last = 0, 0
     for line in content.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue
         if "phases" in entry:
-            head = entry
+            head, reached = entry, entry.get("reached", 0)
+        elif "last" in entry:
+            last = entry["last"]
         elif head is not None and "ns" in entry:
             yield StepPhases(
                 step=entry["step"], launch=head["launch"], rank=head["rank"], world_size=head["world_size"],
                 began_ns=head["wall_ns"] + entry["at_ns"], ns=dict(zip(head["phases"], entry["ns"], strict=True)),
-                replicas=entry.get("replicas", 0),
+                replicas=entry.get("replicas", 0), reached=reached, last=last,
+                local_workers=head.get("local_workers", 0), cores=head.get("cores", 0),
             )  # fmt: skip

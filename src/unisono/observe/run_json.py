@@ -14,7 +14,8 @@ LOST = "remove it, and it is written again from the checkpoints, where there are
 
 def read_object(file: Path) -> dict[str, Any]:
     """Return one of the JSON files of a run directory, empty where there is none."""
-    return object_in(file, lambda: read_file(file)) or {}
+    hint = " Hint: put back a copy of it; or remove it, and the same command writes it again."
+    return object_in(file, lambda: read_file(file), hint) or {}
 
 
 def object_in(file: Path, read: Callable[[], bytes | None], hint: str = "") -> dict[str, Any] | None:

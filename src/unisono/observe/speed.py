@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from unisono.system.words import spell_seconds
+from unisono.system.words import counted, spell_seconds
 
 WINDOW = 50
 """Steps behind a speed that is called ``now``; one that is called ``mean`` is over all steps of a launch."""
@@ -113,6 +113,18 @@ class Slow:
             f"rank {self.rank} is slow: {spell_seconds(self.seconds)} per replica, {self.more:.0%} above the other "
             f"ranks' median, most of it in {self.phase}"
         )
+
+
+def spell_sharing(local_workers: int, cores: int) -> str:
+    """Return in words that the ranks of a host take turns on its cores, so that none is slow by itself; else nothing.
+
+    Args:
+        local_workers: Ranks on the host.
+        cores: Cores that they may use together; 0: unknown.
+    """
+    return (
+        f"{local_workers} workers share {counted(cores, 'core')}: they take turns" if local_workers > cores > 0 else ""
+    )
 
 
 def slow_rank(steps: Mapping[int, Sequence[tuple[Mapping[str, float], int]]]) -> Slow | None:

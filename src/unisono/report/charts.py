@@ -1,8 +1,6 @@
 """Charts: lines with error bars, bars, spans of time (pure; plain values in, drawings out); a point shows its value."""
 
-import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -12,8 +10,6 @@ from unisono.report.svg import WIDTH, Drawing, cut, width_of
 HEIGHT = 280  # of a chart of lines in pixels; its legend comes on top
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 118, 18
-SMOOTH = 9  # points of a running median
-_MOST_STRETCHES = 40
 _MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 15, 60  # names beside the ends of lines, instead of a legend
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
@@ -47,42 +43,6 @@ class Span:
     kind: str  #: Names its colour in the legend.
     text: str  #: Shown on hover.
     label: str = ""  #: On it, where it is wide enough.
-
-
-def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Return at most `most` points: of each stretch the one farthest from its neighbours' mean, and both ends."""
-    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
-    if len(finite) <= most or most < 3:
-        return finite[:most] if most < 3 else finite
-    kept = [finite[0]]
-    inner, buckets = finite[1:-1], most - 2
-    for number in range(buckets):
-        part = inner[number * len(inner) // buckets : (number + 1) * len(inner) // buckets]
-        mean = math.fsum(y for _, y in part) / len(part)
-        kept.append(max(part, key=lambda point: abs(point[1] - mean)))
-    return [*kept, finite[-1]]
-
-
-def mean_of(points: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], int]:
-    """Return running means, of as many points as a curve has room for, and of how many each is; 1: as they are."""
-    finite = [point for point in points if math.isfinite(point[1])]
-    width = len(finite) // _MOST_STRETCHES
-    if width < 3:
-        return finite, 1
-    half = width // 2
-    sums = list(itertools.accumulate((value for _, value in finite), initial=0.0))
-    ends = ((max(0, place - half), min(len(finite), place + half + 1)) for place in range(len(finite)))
-    means = [(sums[last] - sums[first]) / (last - first) for first, last in ends]
-    return [(x, mean) for (x, _), mean in zip(finite, means, strict=True)], 2 * half + 1
-
-
-def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return running medians, over fewer points near the ends."""
-    half = SMOOTH // 2
-    return [
-        (x, statistics.median(value for _, value in points[max(0, place - half) : place + half + 1]))
-        for place, (x, _) in enumerate(points)
-    ]
 
 
 def line_chart(

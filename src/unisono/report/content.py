@@ -3,17 +3,20 @@
 The files ``*_section.py`` make sections of what was measured; `page` shows them as HTML, `picture` their charts as SVG.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from unisono.report.charts import Series, Spell, line_chart, stacked_bars, thin
+from unisono.report.charts import Series, Spell, line_chart, stacked_bars
 from unisono.report.svg import Drawing
 from unisono.system.words import counted
 
 _MOST_VALUES = 24
+SMOOTH = 9  # points of a running median
+_MOST_STRETCHES = 40
 
 
 @final
@@ -96,9 +99,53 @@ def bar_view(
     return Chart(title=title, drawing=stacked_bars(title, bars, spell=spell), values=values, note=note, finding=finding)
 
 
-def thinned(points: Sequence[tuple[float, float]], num_sources: int) -> list[tuple[float, float]]:
-    """Return as many points as a page of so many sources has room for."""
-    return thin(points, max(40, 160 // num_sources))
+def thin(points: Sequence[tuple[float, float]], most: int) -> tuple[list[tuple[float, float]], int]:
+    """Return at most `most` points, and of how many each stretch is: its lowest and its highest stay, and both ends.
+
+    1: all are there. They show how far values reach, not how many lie where; for that see `sample`.
+    """
+    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if len(finite) <= most or most < 4:
+        return finite[: max(most, 0)], 1
+    inner = finite[1:-1]
+    width = -(-len(inner) // ((most - 2) // 2))
+    stretches = [inner[first : first + width] for first in range(0, len(inner), width)]
+    ends = ({f(part, key=lambda point: point[1]) for f in (min, max)} for part in stretches)
+    return [finite[0], *itertools.chain(*map(sorted, ends)), finite[-1]], width
+
+
+def sample(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return at most `most` points, whatever their values are: every k-th, and the last."""
+    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    every = max(1, -(-(len(finite) - 1) // max(1, most - 1)))
+    return [*finite[:-1:every], *finite[-1:]]
+
+
+def mean_of(points: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], int]:
+    """Return running means, of as many points as a curve has room for, and of how many each is; 1: as they are."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    width = len(finite) // _MOST_STRETCHES
+    if width < 3:
+        return finite, 1
+    half = width // 2
+    sums = list(itertools.accumulate((value for _, value in finite), initial=0.0))
+    ends = ((max(0, place - half), min(len(finite), place + half + 1)) for place in range(len(finite)))
+    means = [(sums[last] - sums[first]) / (last - first) for first, last in ends]
+    return [(x, mean) for (x, _), mean in zip(finite, means, strict=True)], 2 * half + 1
+
+
+def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return running medians, over fewer points near the ends."""
+    half = SMOOTH // 2
+    return [
+        (x, statistics.median(value for _, value in points[max(0, place - half) : place + half + 1]))
+        for place, (x, _) in enumerate(points)
+    ]
+
+
+def room_of(num_sources: int) -> int:
+    """Return for how many points of a line a page of so many sources has room."""
+    return max(40, 160 // num_sources)
 
 
 def from_to(losses: Sequence[tuple[float, float]]) -> str:

@@ -38,19 +38,20 @@ def render(title: str, sections: Sequence[Section]) -> str:
     return page
 
 
-def write_page(sources: Sequence[Path], out: Path) -> None:
+def write_page(sources: Sequence[Path], out: Path, optional: Sequence[Path] = ()) -> None:
     """Write the page of runs, scaling studies and forecasts.
 
     Args:
         sources: Run directories, files of ``unisono bench scaling`` and ``unisono forecast``, or directories with one.
         out: The file; a page of ours that is there is replaced.
+        optional: Of the sources those that may be damaged, as `sections_of` says.
 
     Raises:
         ConfigError: A source is none of these, damaged, of another version, or a scaling study of another job; the
             file cannot be written, or holds something else. Nothing is written then.
     """
     check_place(out, (MARK,))
-    write_sections(*sections_of(sources), out)
+    write_sections(*sections_of(sources, optional), out)
 
 
 def write_sections(title: str, sections: Sequence[Section], out: Path) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unisono.launchers.program_files import of_a_run
-from unisono.observe.speed import slow_rank, speed_in
-from unisono.report.charts import SMOOTH, Series, mean_of, smooth
+from unisono.observe.speed import slow_rank, speed_in, spell_sharing
+from unisono.report.charts import Series
 from unisono.report.content import (
+    SMOOTH,
     Chart,
     Remark,
     Section,
@@ -19,22 +20,26 @@ from unisono.report.content import (
     line_view,
     log_ends,
     loss_label,
+    mean_of,
     range_of,
-    thinned,
-    unique,
+    room_of,
+    sample,
+    smooth,
+    thin,
 )
 from unisono.report.rank_section import checkpoints, phases_by_rank, stragglers, timeline
-from unisono.report.run_diff import compare_runs
-from unisono.report.run_view import RunView, by_rank, is_held, newest_checkpoint
+from unisono.report.run_view import RunView, by_rank, newest_checkpoint, resumed_after, strategy_in
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 _MOST_METRICS = 6
+OVER = {"finished", "stopped"}
+"""States in which a result is that of all steps."""
 
 
 def run_section(run: RunView, num_runs: int) -> Section:
     """Return everything about one run."""
     curves = [*_curves(run, num_runs)]
-    charts = [*_charts(curves), *phases_by_rank(run), *timeline(run)]
+    charts = [*charts_of(curves), *phases_by_rank(run), *timeline(run)]
     folded = [
         _overview(run),
         *stragglers(run),
@@ -43,15 +48,15 @@ def run_section(run: RunView, num_runs: int) -> Section:
     ]
     folded += checkpoints(run)
     return Section(
-        title=f"Run {run.name}", lines=[_what(run), str(run.path)], findings=[*_findings(run), *_remarks(curves)],
+        title=f"Run {run.name}", lines=[_what(run), str(run.path)], findings=[*_findings(run), *remarks_of(curves)],
         charts=charts, folded=[table for table in folded if table.rows],
     )  # fmt: skip
 
 
 def _what(run: RunView) -> str:
     """Return in one line what was run, on how many workers, and how long."""
-    batch, seconds = run.score.get("batch_size", "?"), _seconds(_trained_s(run.result))
-    told = f"{_strategy(run)}, {run.score.get('replicas', '?')} replicas, batches of {batch}"
+    batch, seconds = run.score.get("batch_size", "?"), told_seconds(trained_s(run.result))
+    told = f"{strategy_of(run)}, {run.score.get('replicas', '?')} replicas, batches of {batch}"
     told += f", {counted(run.result['epochs'], 'epoch')}" if run.result.get("epochs") else ""
     told += f", {run.worlds()} workers{run.changes()}" if run.worlds() != "1" else ", 1 worker"
     speed = speed_in(run.result)
@@ -59,102 +64,24 @@ def _what(run: RunView) -> str:
     return f"{told}, mean {speed.spell()}." if speed else f"{told}."
 
 
-def compare_section(runs: Sequence[RunView]) -> Section:
-    """Return several runs side by side, each against the first."""
-    names = unique([run.name for run in runs])
-    rows, findings = [], list(_data_remarks(runs, names))
-    metrics = list(dict.fromkeys(name for run in runs for name in run.result.get("metrics", {})))[:4]
-    for run, name in zip(runs, names, strict=True):
-        result = run.result
-        rows.append([
-            name, _strategy(run), run.worlds(), spell_count(len(run.ledger)),
-            _seconds(_trained_s(result)), _number(result.get("samples_per_s")),
-            *(_number(result.get("metrics", {}).get(metric)) for metric in metrics),
-            str(result["fingerprint"])[:16] if result.get("finished") and "fingerprint" in result else "not finished",
-        ])  # fmt: skip
-    for run, name in zip(runs[1:], names[1:], strict=True):
-        found = compare_runs(runs[0].path, run.path)
-        if found.damage:
-            findings.append(Remark(text=f"{name} and {names[0]} cannot be compared: {'; '.join(found.damage)}."))
-        elif found.equal:
-            findings.append(Remark(text=f"{name} and {names[0]} are equal, bit for bit.", tone="good"))
-        elif found.first == "length":
-            findings.append(Remark(text=f"{name} and {names[0]} are equal as far as both go: {found.notes[0]}."))
-        else:
-            where = f"from step {found.step} on" if found.step else "in their final weights or settings"
-            causes = "".join(f": {why}" for why in [*found.score, *found.notes][:1])  # a setting explains a loss
-            findings.append(Remark(text=f"{name} and {names[0]} differ {where}{causes}"))
-    head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
-    table = Table(title="The runs side by side", head=head, rows=rows,
-                  numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
-    curves = [*_side_by_side(runs, names)]
-    return Section(
-        title="Comparison", findings=[*findings, *_remarks(curves)], tables=[table], charts=_charts(curves),
-        has_charts_first=True,
-    )  # fmt: skip
-
-
-def _data_remarks(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Remark]:
-    """Yield which runs were trained on other data than the first."""
-    ours = runs[0].score.get("data")
-    for run, name in zip(runs[1:], names[1:], strict=True):
-        if (theirs := run.score.get("data")) != ours:
-            told = f"{_samples(theirs)}, {names[0]} on {_samples(ours)}"
-            yield Remark(
-                text=f"{name} was trained on other data than {names[0]} ({name} on {told}): two jobs, not one."
-            )
-
-
-def _samples(data: Any) -> str:
-    count = data.get("num_samples") if isinstance(data, dict) else None
-    return counted(count, "sample") if isinstance(count, int) else "data of unknown size"
-
-
-def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Chart | Remark]:
-    speeds, losses = [run.throughput() for run in runs], [value for run in runs for value in run.losses]
-    means = [mean_of(run.losses)[0] for run in runs]
-    ends = [statistics.fmean(value for _, value in run.losses[-10:]) if run.losses else None for run in runs]
-    medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
-    yield from _lines("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
-                      finding=_extremes(names, ends, "mean loss of the last steps, 10 at most"))  # fmt: skip
-    yield from _lines("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
-                      y_label="samples a second, within steps", note=f"Medians of {SMOOTH} steps.",
-                      finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
-
-
-def _thin(points: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> list[Series]:
-    return [Series(name=name, points=thinned(found, len(names))) for name, found in zip(names, points, strict=True)]
-
-
-def _extremes(names: Sequence[str], values: Sequence[float | None], what: str) -> str:
-    """Say which of several runs has the lowest value and which the highest; nothing of fewer than two."""
-    found = [(value, name) for value, name in zip(values, names, strict=True) if value is not None]
-    if len(found) < 2:
-        return ""
-    (low, first), (high, last) = min(found), max(found)
-    if low == high:
-        return f"The same in all runs: {_value(low)}, the {what}."
-    return f"From {_value(low)} ({first}) to {_value(high)} ({last}): the {what}."
-
-
 def _overview(run: RunView) -> Table:
-    result = run.result
+    result, unfinished = run.result, "not finished"
     rows = [
-        ["fingerprint", str(result.get("fingerprint", "not finished"))],
-        ["strategy", _strategy(run)],
+        ["fingerprint", str(result.get("fingerprint", unfinished)) if run.state in OVER else unfinished],
+        ["strategy", strategy_of(run)],
         ["workers", run.worlds() + run.changes()],
         ["replicas", str(run.score.get("replicas", "?"))],
         ["batch size", str(run.score.get("batch_size", "?"))],
         ["steps", spell_count(len(run.ledger))],
-        ["samples a second by the clock", _number(result.get("samples_per_s"))],
-        ["samples a second within steps", _number(result.get("samples_per_s_within"))],
-        ["wall time of the last launch", _seconds(result.get("wall_s"))],
+        ["samples a second by the clock", told_number(result.get("samples_per_s"))],
+        ["samples a second within steps", told_number(result.get("samples_per_s_within"))],
+        ["wall time of the last launch", told_seconds(result.get("wall_s"))],
     ]
     totals = result.get("totals")
     if isinstance(totals, dict) and totals.get("launches", 1) != 1:
-        told = f"{_number(totals.get('launches'))}, {_seconds(totals.get('train_s'))} of training"
-        rows.append(["launches", f"{told} for {_number(totals.get('samples'))} samples"])
-    rows += [[name, _number(value)] for name, value in result.get("metrics", {}).items()]
+        told = f"{told_number(totals.get('launches'))}, {told_seconds(totals.get('train_s'))} of training"
+        rows.append(["launches", f"{told} for {told_number(totals.get('samples'))} samples"])
+    rows += [[name, told_number(value)] for name, value in result.get("metrics", {}).items()]
     for key, name, spell in (
         ("peak_memory_bytes", "peak memory, fullest rank", spell_bytes),
         ("bytes_sent_per_step", "sent a step, all ranks", spell_bytes),
@@ -185,13 +112,7 @@ def _findings(run: RunView) -> Iterator[Remark]:
     if not run.phases:
         yield Remark(text="No step phases were recorded: nothing is known of where the time went.")
         return
-    steps: dict[int, list[tuple[dict[str, float], int]]] = {}
-    for record in itertools.chain(*run.last_world()):
-        seconds = {phase: ns / 1e9 for phase, ns in record.ns.items()}
-        steps.setdefault(record.rank, []).append((seconds, record.replicas))
-    if slow := slow_rank(steps):
-        told = slow.spell()
-        yield Remark(text=f"{told[0].upper()}{told[1:]}. The other ranks wait for it: see Stragglers.", tone="alarm")
+    yield from _slow(run)
     parts = by_rank(run.last_world())
     if parts:
         mean = {phase: statistics.fmean(rank[phase] for rank in parts.values()) for phase in next(iter(parts.values()))}
@@ -201,27 +122,44 @@ def _findings(run: RunView) -> Iterator[Remark]:
         yield Remark(text=f"A step takes {spell_seconds(whole)}: {told}.")
 
 
+def _slow(run: RunView) -> Iterator[Remark]:
+    """Yield which rank is slow; where workers share cores that they do, since it is not the rank then."""
+    steps: dict[int, list[tuple[dict[str, float], int]]] = {}
+    for record in itertools.chain(*run.last_world()):
+        seconds = {phase: ns / 1e9 for phase, ns in record.ns.items()}
+        steps.setdefault(record.rank, []).append((seconds, record.replicas))
+    of_the_last = (record for record in run.phases if record.launch == run.launches[-1].number)
+    sharing = next(filter(None, (spell_sharing(record.local_workers, record.cores) for record in of_the_last)), "")
+    if sharing:
+        yield Remark(text=f"{sharing}, so no rank is called slow.")
+    elif slow := slow_rank(steps):
+        told = slow.spell()
+        yield Remark(text=f"{told[0].upper()}{told[1:]}. The other ranks wait for it: see Stragglers.", tone="alarm")
+
+
 def _ending(run: RunView) -> Iterator[Remark]:
     """Yield how it ended, with its scores and fingerprint; of one that has not, who trains it and what to do."""
-    result, command = run.result, of_a_run(run.path)
+    result, command, state = run.result, of_a_run(run.path), run.state
     again = f" ({command})" if command else ""
-    if not result:
-        saved = newest_checkpoint(run.path)
-        goes_on = f"goes on after step {saved}{again}" if saved else f"starts from the beginning{again}: no checkpoint"
-        last = spell_count(run.ledger[-1]["step"] if run.ledger else 0)
-        if is_held(run.path):
-            yield Remark(text=f"The run is training: step {last} was the last when this page was written.")
-        else:
-            told = f"The run has not ended: its last step is {last}, and nothing on this machine trains it."
-            yield Remark(text=f"{told} The same command {goes_on}.", tone="alarm")
-    elif not result.get("finished", True):
+    last = spell_count(run.ledger[-1]["step"] if run.ledger else 0)
+    if state in {"training", "starting"}:
+        newest = run.launches[-1] if run.launches else None
+        after = resumed_after(run.path, newest.number if newest else 0, newest.first_step if newest else 0)
+        told = f", resumed after step {spell_count(after)}" if after else ""
+        yield Remark(text=f"The run is training{told}: step {last} was the last when this page was written.")
+    elif state == "stopped":
         yield Remark(
             text=f"The run was stopped after step {result.get('steps')}, and saved: the same command goes on{again}.",
             tone="alarm",
         )
+    elif state != "finished":
+        saved = newest_checkpoint(run.path)
+        goes_on = f"goes on after step {saved}{again}" if saved else f"starts from the beginning{again}: no checkpoint"
+        told = f"The run has not ended: its last step is {last}, and nothing on this machine trains it."
+        yield Remark(text=f"{told} The same command {goes_on}.", tone="alarm")
     else:
         why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
-        metrics = ", ".join(f"{name} {_number(value)}" for name, value in result.get("metrics", {}).items())
+        metrics = ", ".join(f"{name} {told_number(value)}" for name, value in result.get("metrics", {}).items())
         told = f"Finished after {counted(result.get('steps', 0), 'step')}{why}{f', with {metrics}' * bool(metrics)}."
         yield Remark(text=told, tone="good")
         if "fingerprint" in result:
@@ -230,10 +168,10 @@ def _ending(run: RunView) -> Iterator[Remark]:
 
 def _interruptions(run: RunView) -> Iterator[Remark]:
     for before, after in zip(run.launches, run.launches[1:], strict=False):
-        again = before.last_step - after.first_step + 1
+        known = after.reached or max(before.last_step, after.first_step - 1)  # a killed rank's last second is missing
+        again = known - after.first_step + 1
         redone = f", {counted(again, 'step')} done again" if again > 0 else ""
         world = "" if before.world_size == after.world_size else f", on {counted(after.world_size, 'worker')}"
-        known = max(before.last_step, after.first_step - 1)  # a killed rank has not written its last second
         yield Remark(
             text=f"Interrupted after step {known}; launch {after.number} went on from step "
             f"{after.first_step} after {spell_seconds(max(0.0, after.began_s - before.ended_s))}{redone}{world}.",
@@ -247,52 +185,63 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart | Remark]:
     metrics.pop("train/loss", None)  # the ledger has it for every step
     smoothed, width = mean_of(run.losses)
     name = f"mean of {width} steps" if width > 1 else "loss of the step's batch"
-    losses = [Series(name=name, points=thinned(smoothed, num_runs)),
-              Series(name="test_loss", points=thinned(tested, num_runs))]  # fmt: skip
+    losses = [Series(name=name, points=sample(smoothed, room_of(num_runs))),
+              _reach("test_loss", tested, num_runs)]  # fmt: skip
     if width > 1:
-        losses.append(Series(name="each step", points=thinned(run.losses, num_runs), is_pale=True, colour=0))
+        losses.append(_reach("each step", run.losses, num_runs, is_pale=True, colour=0))
     known = run.losses + tested
-    yield from _lines("Loss", losses, finding=from_to(run.losses), log_y=log_ends(known), y_label=loss_label(known))
+    yield from curves_of("Loss", losses, finding=from_to(run.losses), log_y=log_ends(known), y_label=loss_label(known))
     for name, points in list(metrics.items())[:_MOST_METRICS]:
-        line = Series(name=name, points=thinned(points, num_runs))
-        yield from _lines(name, [line], from_zero=False, finding=range_of(points), y_label=name)
+        line = _reach(name, points, num_runs)
+        note = "" if line.name == name else f"Drawn: {line.name}."
+        yield from curves_of(name, [line], from_zero=False, finding=range_of(points), y_label=name, note=note)
     speed = run.throughput()
-    lines = [Series(name=f"median of {SMOOTH} steps", points=thinned(smooth(speed), num_runs)),
-             Series(name="each step", points=thinned(speed, num_runs), is_pale=True, colour=0)]  # fmt: skip
+    lines = [Series(name=f"median of {SMOOTH} steps", points=sample(smooth(speed), room_of(num_runs))),
+             _reach("each step", speed, num_runs, is_pale=True, colour=0)]  # fmt: skip
     values = sorted(value for _, value in speed) or [0.0]
     finding = (
         f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "
         f"{spell_count(round(values[len(values) // 10]))} or less in the slowest tenth."
     )
-    yield from _lines("Throughput", lines, finding=finding, y_label="samples a second, within steps")
+    yield from curves_of("Throughput", lines, finding=finding, y_label="samples a second, within steps")
 
 
-def _lines(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart | Remark]:
+def _reach(name: str, points: Sequence[tuple[float, float]], num_runs: int, **how: Any) -> Series:
+    """Return a line of all values; where they are more than there is room for, its name says what is drawn of them."""
+    kept, width = thin(points, room_of(num_runs))
+    of = "" if name == "each step" else f"{name}, "
+    return Series(name=name if width == 1 else f"{of}lowest and highest of {width} steps", points=kept, **how)
+
+
+def curves_of(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart | Remark]:
     """Yield a chart of lines; of a single step the values in words; nothing of none."""
     found = [line for line in series if line.points]
     steps = {x for line in found for x, _ in line.points}
     if len(steps) > 1:
-        yield line_view(title, found, "step", spell_count, _value, from_zero=from_zero, **how)
+        yield line_view(title, found, "step", spell_count, told_value, from_zero=from_zero, **how)
     elif found:
         several = [line for line in found if not line.is_pale]
-        told = [f"{line.name} " * (len(several) > 1) + _value(line.points[0][1]) for line in several]
+        told = [f"{line.name} " * (len(several) > 1) + told_value(line.points[0][1]) for line in several]
         where = f"in step {spell_count(*steps)}; no other step has a value, so there is no curve"
         yield Remark(text=f"{title}: {', '.join(told)}, {where}.")
 
 
-def _charts(found: Sequence[Chart | Remark]) -> list[Chart]:
+def charts_of(found: Sequence[Chart | Remark]) -> list[Chart]:
+    """Return the charts among what was yielded."""
     return [one for one in found if isinstance(one, Chart)]
 
 
-def _remarks(found: Sequence[Chart | Remark]) -> list[Remark]:
+def remarks_of(found: Sequence[Chart | Remark]) -> list[Remark]:
+    """Return the sentences among what was yielded."""
     return [one for one in found if isinstance(one, Remark)]
 
 
-def _value(value: float) -> str:
+def told_value(value: float) -> str:
+    """Return a value of a curve in words."""
     return spell_count(value) if abs(value) < 1e7 else f"{value:.3g}"
 
 
-def _trained_s(result: dict[str, Any]) -> Any:
+def trained_s(result: dict[str, Any]) -> Any:
     """Return the seconds of all launches, or where a run had one, of that."""
     totals = result.get("totals")
     if isinstance(totals, dict) and totals.get("launches", 1) != 1:
@@ -300,15 +249,18 @@ def _trained_s(result: dict[str, Any]) -> Any:
     return result.get("wall_s")
 
 
-def _strategy(run: RunView) -> str:
-    return str(run.result.get("strategy", run.score.get("strategy", {}).get("name", "?")))
+def strategy_of(run: RunView) -> str:
+    """Return the name of a run's strategy; ``?`` where it is not known."""
+    return str(run.result.get("strategy", strategy_in(run.score)))
 
 
-def _number(value: Any) -> str:
+def told_number(value: Any) -> str:
+    """Return a number, or what stands in its place, in words; nothing of None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return spell_count(value)
     return "" if value is None else str(value)
 
 
-def _seconds(value: Any) -> str:
+def told_seconds(value: Any) -> str:
+    """Return a span of time in words; nothing of what is no number."""
     return spell_seconds(value) if isinstance(value, int | float) else ""

@@ -2,16 +2,18 @@
 
 import itertools
 import json
+import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger
-from unisono.observe.damage import describe_damage, describe_metric_damage
+from unisono.observe.damage import describe_damage, describe_metric_damage, is_record, is_step
 from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, read_phases
@@ -24,6 +26,7 @@ from unisono.system.words import counted
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
 _OF_A_RESULT = ("score.json", "run.lock", "scaling.json")  # what has one of these is no folder of runs
+_SILENT_S = 30.0
 _CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
 
 
@@ -36,6 +39,7 @@ class Launch:
     world_size: int  #: Its ranks.
     first_step: int  #: The first step it recorded.
     last_step: int  #: The last one.
+    reached: int  #: The last step in the ledger when it began; 0: there was none, or nobody has told.
     began_s: float  #: When its first step began, in seconds since 1970.
     ended_s: float  #: When its last step ended.
 
@@ -56,6 +60,14 @@ class RunView:
     launches: list[Launch]  #: In order.
     changed: str | None = None  #: Which line of the ledger is not the one that was written, in words; None: none is.
     damage: str | None = None  #: Where ledger or metrics are damaged, and what to do, in words; None: nowhere.
+
+    @property
+    def state(self) -> str:
+        """As `state_of` says."""
+        step = self.ledger[-1]["step"] if self.ledger else 0
+        num_steps = max((record.last for record in self.phases), default=0) or None
+        silent_s = time.time() - max((launch.ended_s for launch in self.launches), default=-math.inf)
+        return state_of(self.path, self.result, step, num_steps, silent_s)
 
     @property
     def losses(self) -> list[tuple[float, float]]:
@@ -166,6 +178,45 @@ def is_held(path: Path) -> bool:
     return bool(holder) and look_at(int(holder["pid"])).start_ticks == holder["start_ticks"]
 
 
+def state_of(path: Path, result: Mapping[str, Any], step: int, num_steps: int | None, silent_s: float) -> str:
+    """Return how a run is, for the live view and the report alike.
+
+    Args:
+        path: Its directory.
+        result: What ``result.json`` holds; that of an earlier launch counts until a later one has done a step.
+        step: The last one in the ledger.
+        num_steps: The step that is to be the last; None: unknown.
+        silent_s: Seconds since a step was written; infinite where none was.
+
+    Returns:
+        ``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``.
+    """
+    lives, steps = is_held(path), result.get("steps", step)
+    is_done = num_steps is not None and step >= num_steps == result.get("steps")
+    # The program may do something else when its run is finished.
+    if result and (is_done or (not lives and not (isinstance(steps, int) and steps < step))):
+        return "finished" if result.get("finished", True) else "stopped"
+    if lives:
+        return "training" if step else "starting"
+    if holder_of(path):
+        return "ended"
+    return "training" if silent_s < _SILENT_S else "silent"
+
+
+def resumed_after(path: Path, number: int, first: int) -> int:
+    """Return after which step the launch that trains now has gone on; 0: it began at the first one.
+
+    Args:
+        path: Of the run.
+        number: Of the newest launch that has recorded a step.
+        first: The first step which that has recorded; 0: none.
+    """
+    token = holder_of(path).get("token", number)
+    if token == number and first:
+        return first - 1
+    return newest_checkpoint(path) if token > 1 else 0  # it writes once a second
+
+
 def check_run(path: Path) -> None:
     """Refuse what is no run directory."""
     if not (path / "score.json").exists():
@@ -196,14 +247,20 @@ def read_run(path: Path) -> RunView:
         phases = read_phases(path)
         view = RunView(
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
-            result=files["result"], ledger=read_lines(path / "ledger.jsonl"),
-            logged=read_lines(path / METRICS), phases=phases, launches=list(_launches(phases)),
-            changed=changed_ledger(path, files["result"]), damage=damage_of(path),
+            result=files["result"], ledger=[*itertools.takewhile(is_step, read_lines(path / "ledger.jsonl"))],
+            logged=[*itertools.takewhile(is_record, read_lines(path / METRICS))], phases=phases,
+            launches=list(_launches(phases)), changed=changed_ledger(path, files["result"]), damage=damage_of(path),
         )  # fmt: skip
         view.losses, view.metrics(), view.throughput()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
         raise ConfigError(f"{path} holds files that no run writes: {error!r}. Hint: train again.") from error
     return view
+
+
+def strategy_in(score: Mapping[str, Any]) -> str:
+    """Return the name of the strategy that a score tells; ``?`` where it tells none."""
+    found = score.get("strategy")
+    return str(found.get("name", "?")) if isinstance(found, dict) else "?"
 
 
 def newest_checkpoint(path: Path) -> int:
@@ -223,6 +280,7 @@ def _launches(phases: list[StepPhases]) -> Iterator[Launch]:
         mine = [record for record in phases if record.launch == number]
         yield Launch(
             number=number, world_size=mine[0].world_size, first_step=min(record.step for record in mine),
-            last_step=max(record.step for record in mine), began_s=min(record.began_ns for record in mine) / 1e9,
+            last_step=max(record.step for record in mine), reached=max(record.reached for record in mine),
+            began_s=min(record.began_ns for record in mine) / 1e9,
             ended_s=max(record.began_ns + sum(record.ns.values()) for record in mine) / 1e9,
         )  # fmt: skip

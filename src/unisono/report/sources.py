@@ -6,11 +6,12 @@ from typing import Any
 
 from unisono.errors import ConfigError
 from unisono.observe.run_place import no_run
-from unisono.report.content import Section
+from unisono.report.comparison.compare_section import compare_section
+from unisono.report.content import Remark, Section
 from unisono.report.forecast_section import KIND as FORECAST
 from unisono.report.forecast_section import forecast_section
 from unisono.report.past_sections import family_sections
-from unisono.report.run_section import compare_section, run_section
+from unisono.report.run_section import run_section
 from unisono.report.run_view import RunView, read_run
 from unisono.report.scaling_section import scaling_sections
 from unisono.scaling.study import KIND as STUDY
@@ -21,15 +22,29 @@ MOST_SOURCES = 8
 _MOST_NAMED = 4  # in a title
 
 
-def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
+def sections_of(sources: Sequence[Path], optional: Sequence[Path] = ()) -> tuple[str, list[Section]]:
     """Return the page's title and sections.
+
+    Args:
+        sources: What is shown.
+        optional: Those among them that were found in a folder: where another can be shown, one that is damaged has a
+            section that says why it is not.
 
     Raises:
         ConfigError: No source or too many, one of them is nothing of ours, or they cannot be compared.
     """
     if not 1 <= len(sources) <= MOST_SOURCES:
         raise ConfigError(f"expected 1 to {MOST_SOURCES} runs or results, got {len(sources)}.")
-    found = [read_source(source) for source in sources]
+    found: list[RunView | Study | dict[str, Any]] = []
+    damaged: list[Section] = []
+    for source in sources:
+        try:
+            found.append(read_source(source))
+        except ConfigError as error:
+            if source not in optional or len(damaged) + 1 == len(sources):
+                raise
+            why = Remark(text=f"It is not shown: {error}", tone="alarm")
+            damaged.append(Section(title=f"Run {source.name}", lines=[str(source)], findings=[why]))
     runs = [one for one in found if isinstance(one, RunView)]
     studies = [one for one in found if isinstance(one, Study)]
     forecasts = [one for one in found if isinstance(one, dict)]
@@ -39,6 +54,7 @@ def sections_of(sources: Sequence[Path]) -> tuple[str, list[Section]]:
         sections.append(compare_section(runs))
     sections += family_sections(runs)
     sections += [run_section(run, len(runs)) for run in runs]
+    sections += damaged
     sections += scaling_sections(studies)
     sections += [forecast_section(one) for one in forecasts]
     names = [*dict.fromkeys([run.name for run in runs] + [study.target for study in studies])]

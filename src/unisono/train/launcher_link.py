@@ -19,6 +19,7 @@ from unisono.data.sampler import Indices
 from unisono.observe.phases import DATA, FORWARD, OTHER, REDUCE, UPDATE, PhaseClock
 from unisono.strategies.base import Micro
 from unisono.system.heartbeat import JOINED, LEFT_LOOP, STEPPING, STOPPED, HeartbeatPage, HeartbeatThread
+from unisono.system.machine import usable_cores
 from unisono.system.messages import interrupted, show_own_lines
 from unisono.world import World
 
@@ -36,6 +37,10 @@ class LauncherLink:
         self._pulse = HeartbeatThread(self._heartbeat) if is_process and world.heartbeat else None
         self._heartbeat.join(os.getpid())
         self.phases = PhaseClock()  #: Where this rank's time goes.
+        # Slurm and MPI may give each process cores of its own: what this one may use says nothing of the others.
+        is_bound = world.launcher not in {"none", "unisono", "torchrun"}
+        cores = (os.cpu_count() or 1) if is_bound else usable_cores()
+        self.phases.place = {"local_workers": world.local_world_size, "cores": cores}
 
     def is_stop_asked(self) -> bool:
         """Whether this rank has been asked to stop the run; the ranks have yet to agree."""

@@ -17,7 +17,7 @@ from unisono.cli.main import unisono as command
 from unisono.errors import ConfigError
 from unisono.experiments.past.fork import branch, fork
 from unisono.observe.ledger import read_lines
-from unisono.report.run_diff import compare_runs
+from unisono.report.comparison.run_diff import compare_runs
 
 HOW = {"script": None, "workers": "1", "data": None, "allow_drift": False}
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from report.made_runs import make_run
 from report.watch.test_state import holder
+from unisono.report.sources import sections_of
 from unisono.report.watch.screen import curve, draw
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import events, held_up, verdict
@@ -114,6 +115,19 @@ def test_what_holds_it_up(tmp_path):
     assert list(held_up(WatchedRun(make_run(tmp_path / "usual")))) == []
 
 
+def test_workers_that_share_cores(tmp_path, monkeypatch):
+    """More of them than cores take turns: that is told, and none of them is called slow; with a core each it is."""
+    monkeypatch.setattr(WatchedRun, "state", "training")
+    for cores, told in ((2, "4 workers share 2 cores: they take turns"), (4, "rank 1 is slow: ")):
+        path = make_run(tmp_path / str(cores), workers=4, result=False, slow=1, cores=cores)
+        run = WatchedRun(path)
+        (line,) = held_up(run)
+        assert line.startswith(told) and ("slow" in verdict(run)[0]) is (cores == 4) is (run.slowest() is not None)
+        findings = [remark.text for remark in sections_of([path])[1][0].findings]
+        assert ["is slow" in text for text in findings].count(True) == (cores == 4)
+        assert ("4 workers share 2 cores: they take turns, so no rank is called slow." in findings) is (cores == 2)
+
+
 def test_events_have_their_time(tmp_path):
     """With the date, where that is more than a day ago; in the order in which they happened."""
     path = make_run(tmp_path / "run", launches=((1, 40), (31, 60)))
@@ -124,6 +138,26 @@ def test_events_have_their_time(tmp_path):
         file.write_text(re.sub(r'"wall_ns": \d+', f'"wall_ns": {now}', file.read_text()))
     (told,) = events(WatchedRun(path))
     assert re.match(r"\d\d:\d\d:\d\d launch 2: ", told)
+
+
+@pytest.mark.parametrize("height", [10, 11, 12, 14, 18])
+def test_a_death_is_told_before_a_join(height, tmp_path):
+    """In a low terminal: a death goes before newer joins, and no line is left empty."""
+    path = make_run(tmp_path / "run", workers=2, result=False)
+    for rank in range(2, 8):  # each joins later
+        head, *lines = (path / "phases" / "rank-1.jsonl").read_text().splitlines()
+        head = head.replace('"rank": 1', f'"rank": {rank}')
+        (path / "phases" / f"rank-{rank}.jsonl").write_text("\n".join([head, *lines[10 * rank - 15 :], ""]))
+    with (path / "phases" / "rank-0.jsonl").open("a") as phases:
+        phases.write('{"lost": 1, "step": 5, "wall_ns": 1795000010000000000}\n')
+    run = WatchedRun(path)
+    assert [line.split("rank ")[1][:6] for line in events(run)] == ["1 died", *(f"{rank} has " for rank in range(2, 8))]
+    assert [line[-30:] for line in events(run, 1)] == ["d in step 5, and 6 more events"]
+    died, joined = events(run, 2)
+    assert died.endswith("died in step 5") and joined.endswith("rank 7 has joined in step 56, and 5 more events")
+    assert [*events(run, 7)] == [*events(run)] and [*events(run, 0)] == []
+    lines = shown([run], 80, height).splitlines()
+    assert "died in step 5" in "".join(lines) and len(lines) == height
 
 
 def test_the_last_checkpoint(tmp_path):

@@ -1,5 +1,6 @@
 """What a run directory says while it grows, and after."""
 
+import itertools
 import json
 import math
 import os
@@ -104,6 +105,19 @@ def test_launches_and_slow_ranks(tmp_path):
     assert WatchedRun(waiting).slowest() is None
 
 
+def test_a_rank_that_writes_its_first_second_later(tmp_path):
+    """A launch is known from the first rank that has recorded a step of it; the leader comes a look later."""
+    path = make_run(tmp_path / "run", launches=((1, 32), (31, 60)), reached=37)
+    file = path / "phases" / "rank-0.jsonl"
+    whole = file.read_text()
+    file.write_text(whole[: whole.index('"step": 31, "at_ns": 0') - 1])  # the second launch's head, and no step of it
+    run = WatchedRun(path)
+    assert (run.launches[-1], list(run.ranks)) == ((2, 2, 31, 32), [1])
+    file.write_text(whole)
+    run.poll()
+    assert (run.launches[-1], sorted(run.ranks)) == ((2, 2, 31, 37), [0, 1])
+
+
 def test_a_rank_that_the_others_left_behind(tmp_path):
     """Its steps end early while others go on; one that is only a second behind has just not written yet."""
     path = make_run(tmp_path / "run", workers=3)
@@ -169,10 +183,11 @@ def test_a_rank_that_has_joined(tmp_path):
 
 
 def test_a_long_run_stays_small(tmp_path):
-    """However many steps there are, the curve has so many points, with both ends."""
+    """However many steps there are, the curve has so many points, evenly, with both ends and whatever their values."""
     run = WatchedRun(make_run(tmp_path / "run", steps=5 * MOST_POINTS, launches=((1, 5 * MOST_POINTS),)))
     assert len(run.losses) <= 2 * MOST_POINTS
     assert (run.losses[0][0], run.losses[-1][0]) == (1, 5 * MOST_POINTS)
+    assert {after[0] - before[0] for before, after in itertools.pairwise(run.losses[:-1])} == {4}
 
 
 def test_no_run(tmp_path):

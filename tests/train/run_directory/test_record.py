@@ -18,6 +18,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.observe.ledger import Entry
+from unisono.observe.phases import PhaseClock
 from unisono.train.run_directory.record import RunRecord
 
 ENVIRONMENT = {"torch": "2", "threads": 1, "python": "3.11"}
@@ -60,7 +61,10 @@ def test_resume(tmp_path):
     again = alone(tmp_path / "a" / "b")
     assert again.recorded("replicas") == [3]
     step, found = again.resume({"replicas": 3})
+    again.open_phases(PhaseClock())
     again.close()
+    head = json.loads((tmp_path / "a" / "b" / "phases" / "rank-0.jsonl").read_text().splitlines()[0])
+    assert head["reached"] == 3  # one line has been cut off
     assert step == 2
     assert found.tensors["model"]["w"].tolist() == [2.0] * 3
     assert found.values == {"step": 2}

@@ -29,7 +29,7 @@ def fork(directory: str, args: tuple[str, ...], as_json: bool, out: str, **given
     Exit code: 0; 2 for wrong settings, or a state that does not fit them; else that of a failed worker.
     """
     from unisono.experiments.past import fork as experiment
-    from unisono.report.run_diff import compare_runs
+    from unisono.report.comparison.run_diff import compare_runs
 
     found = experiment.fork(directory, out, args, tell=tell, **given)
     parted = compare_runs(Path(directory), Path(out))

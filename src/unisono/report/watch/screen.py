@@ -5,11 +5,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
-from unisono.report.charts import mean_of
-from unisono.report.content import log_ends
+from unisono.report.content import log_ends, mean_of
 from unisono.report.watch.ranks import RankState
 from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import ended, events, held_up, progress, room, setup, spell_clock, spelt, values, verdict
@@ -92,9 +91,9 @@ def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> l
 @final
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How much of a run is drawn: lines of its curve, last events, ranks, metrics, what the letters of bars mean.
+    """How much of a run is drawn: lines of its curve, lines of events, ranks, metrics, what the letters of bars mean.
 
-    `is_least`: only how it does, how far it is, its values, what holds it up, and what to do next.
+    `is_least`: only how it does, how far it is, its values, what holds it up, the gravest event, what to do next.
     """
 
     curve: int
@@ -106,14 +105,13 @@ class _Size:
 
 
 _SIZES = (
-    *(_Size(lines) for lines in (8, 7, 6, 5, 4, 3)),
+    *map(_Size, (8, 7, 6, 5, 4, 3)),
     *(_Size(3, events, ranks) for events, ranks in ((6, 16), (3, 16), (3, 8), (2, 4))),
     *(_Size(lines, 2, 4, metrics, legend=False) for lines, metrics in ((3, 2), (2, 2), (2, 0))),
-    *(_Size(2, events, ranks, 0, legend=False) for events, ranks in ((1, 2), (1, 0))),
-    _Size(0, 1, 0, 0, legend=False),
-    *(_Size(lines, 0, 0, 0, legend=False, is_least=True) for lines in (3, 2, 0)),
+    *(_Size(lines, 1, ranks, 0, legend=False) for lines, ranks in ((2, 2), (2, 0), (0, 0))),
+    *(_Size(lines, events, 0, 0, False, is_least=True) for lines, events in ((3, 1), (2, 1), (0, 1), (0, 0))),
 )
-"""From the largest to the smallest: the first one for which the terminal has lines is drawn."""
+"""From the largest to the smallest: the first for which the terminal has lines is drawn."""
 
 
 def draw(runs: Sequence[WatchedRun], width: int, height: int | None = None, keys: str = "") -> "Group":
@@ -134,9 +132,16 @@ def draw(runs: Sequence[WatchedRun], width: int, height: int | None = None, keys
         return Group(side_by_side(shown, width), more)
     several = [side_by_side(runs, width)] if len(runs) > 1 else []
     console = Console(file=io.StringIO(), width=width)
-    for size in _SIZES[3:] if height is None else _SIZES:
+
+    def fitting(size: _Size) -> Group | None:
         found = Group(*several, *(_panel(run, width - 4, size, keys) for run in runs))
-        if height is None or len(console.render_lines(found)) <= height:
+        return found if height is None or len(console.render_lines(found)) <= height else None
+
+    for size in _SIZES[3:] if height is None else _SIZES:
+        if found := fitting(size):
+            most = min(_MOST_EVENTS, max(len([*events(run)]) for run in runs))
+            for number in range(size.events + 1, most + 1):  # what is left of the terminal is theirs
+                found = fitting(replace(size, events=number)) or found
             return found
     if several:
         below = " · ".join(filter(None, ["unisono watch RUN shows one alone", keys]))
@@ -184,16 +189,13 @@ def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "", height: int
     if height is not None:
         lines = itertools.chain(*(part.wrap(Console(), width) for part in parts if isinstance(part, Text)))
         parts = list(itertools.islice(lines, max(1, height - 2)))
-    is_wide = width >= _SIDE_BY_SIDE
-    half = (width - _GAP) // 2 if is_wide else width
+    half = (width - _GAP) // 2 if (is_wide := width >= _SIDE_BY_SIDE) else width
     left: list[RenderableType] = [*_loss(run, half, size.curve + 3 * (is_wide and size.curve > 0))]
     right: list[RenderableType] = [Text(line) for line in _metrics(run, half, size.metrics)]
     if run.ranks and size.ranks:
         right += [_ranks(run, half, size.ranks), *(_legend(run, half) if size.legend else ())]
     parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
-    happened = [] if size.is_least else list(events(run))
-    more = [counted(len(happened) - size.events, "earlier event")] if len(happened) > size.events else []
-    parts += [Text(line, style="yellow") for line in [*more, *happened[-size.events :]]]
+    parts += [Text(line, style="yellow") for line in events(run, size.events)]
     parts += [] if size.is_least else [Text(line, style="dim") for line in _packed(room(run), width)]
     title = Text.assemble((run.name, "bold"), " ", (state, _TONES.get(state, "red")))
     below = Text(keys, style="dim") if keys else None
@@ -207,7 +209,7 @@ def _loss(run: WatchedRun, width: int, height: int) -> "Iterator[Text]":
         lines = curve(run.losses, width, height)
         notes = [f"steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}"]
         notes += ["log scale"] if _is_log(_columns(run.losses, width)) else []
-        notes += [f"{_PALE} single steps"] if any(_PALE in line for line in lines) else []
+        notes += [f"{_PALE} highest steps"] if any(_PALE in line for line in lines) else []
         yield Text(f"loss, {', '.join(notes)}", style="dim")
         yield from map(Text, lines)
 

@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _report(self) -> None:
         began = time.monotonic()
         try:
-            page = render(*sections_of(self.server.paths))
+            page = render(*sections_of(self.server.paths, optional=self.server.paths))
         except UnisonoError as error:  # a file is half written, or too much for one page
             page = f"<!doctype html><title>unisono</title><p>{html.escape(str(error))}</p>"
         self.server.took_s = time.monotonic() - began

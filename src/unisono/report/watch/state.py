@@ -4,21 +4,21 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.observe.damage import is_record, is_step
 from unisono.observe.phases import FOLDER
 from unisono.observe.run_json import read_object
-from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of
+from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of, spell_sharing
 from unisono.observe.tail import Tail
-from unisono.report.charts import thin
-from unisono.report.run_view import check_run, damage_of, holder_of, is_held, newest_checkpoint
+from unisono.report.content import thin
+from unisono.report.run_view import check_run, damage_of, holder_of, newest_checkpoint, resumed_after, state_of
 from unisono.report.watch.ranks import RankState, left_behind, slowest
 
 MOST_POINTS = 2000
-_SILENT_S = 30.0
 
 
 def plain(text: str) -> str:
@@ -31,14 +31,15 @@ class WatchedRun:
     """A run directory; `poll` reads what has come since.
 
     Attributes:
-        losses: (step, mean loss of its batch), at most `MOST_POINTS` of them.
+        losses: (step, mean loss of its batch); of a long run every k-th step and the last, some `MOST_POINTS` of them.
         metrics: The last value of each, by name.
         history: (step, value) of each metric, at most `MOST_POINTS` of them.
         launches: For each launch in order (number, world size, first step, the last step of the one before).
         began_s: When each of them began, by its number, in seconds since 1970.
         ranks: By rank, of the newest launch.
         died: By (launch, rank) in which step it has died, as the launcher tells it, and when, in seconds since 1970.
-        num_damaged: Lines that are no JSON.
+        sharing: That the workers of a host take turns on its cores, in words; empty where they do not.
+        num_damaged: Lines that are no JSON, or lack what such a line has.
 
     Raises:
         ConfigError: It is no run directory.
@@ -52,6 +53,7 @@ class WatchedRun:
         self._phases: dict[str, Tail] = {}
         self._heads: dict[str, dict[str, Any]] = {}
         self.losses: list[tuple[float, float]] = []
+        self._every = 1
         self._sizes: dict[int, int] = {}
         self.step, self.epoch, self.num_damaged = 0, 0, 0
         self.metrics: dict[str, float] = {}
@@ -62,6 +64,7 @@ class WatchedRun:
         self.began_s: dict[int, float] = {}
         self.score, self.result = {}, {}  # type: dict[str, Any], dict[str, Any]
         self.num_steps: int | None = None
+        self.sharing = ""
         self._looked_at, self._damage = [], None  # type: list[tuple[int, int] | None], str | None
         self.poll()
 
@@ -81,43 +84,57 @@ class WatchedRun:
     def _poll_ledger(self) -> None:
         again, lines = self._ledger.poll()
         if again:
-            self.losses, self._sizes = [], {}
-        for line in self._entries(lines):
+            self.losses, self._sizes, self._every = [], {}, 1
+        for line in self._entries(lines, is_step):
             self.step, self.epoch = line["step"], line["epoch"]
-            self.losses.append((self.step, float.fromhex(line["loss"])))
+            self._add_loss(self.step, float.fromhex(line["loss"]))
             self._sizes[self.step] = line["num_samples"]
-        if len(self.losses) > 2 * MOST_POINTS:
-            self.losses = thin(self.losses, MOST_POINTS)
         while len(self._sizes) > 4 * WINDOW:
             del self._sizes[next(iter(self._sizes))]
+
+    def _add_loss(self, step: int, loss: float) -> None:
+        """Keep the first step, each `_every`-th after it and the last, whatever their losses are."""
+        if len(self.losses) > 1 and (self.losses[-1][0] - 1) % self._every:
+            self.losses.pop()
+        self.losses.append((step, loss))
+        if len(self.losses) > 2 * MOST_POINTS:
+            self._every *= 2
+            self.losses = [point for point in self.losses[:-1] if (point[0] - 1) % self._every == 0] + self.losses[-1:]
 
     def _poll_logged(self) -> None:
         again, lines = self._logged.poll()
         self.metrics, self.history = ({}, {}) if again else (dict(self.metrics), self.history)
-        for line in self._entries(lines):
-            logged = {plain(name): value for name, value in line.get("values", {}).items()}
+        for line in self._entries(lines, is_record):
+            logged = {plain(name): float(value) for name, value in line["values"].items()}
             logged.pop("train/loss", None)  # the ledger has it for every step
             self.metrics.update(logged)
             for name, value in logged.items():
                 found = self.history.setdefault(name, [])
                 found.append((line.get("step", len(found)), value))
                 if len(found) > 2 * MOST_POINTS:
-                    self.history[name] = thin(found, MOST_POINTS)
+                    self.history[name], _ = thin(found, MOST_POINTS)
 
     def _poll_phases(self) -> None:
         for file in sorted((self.path / FOLDER).glob("rank-*.jsonl")):
             tail = self._phases.setdefault(file.name, Tail(file))
-            for line in self._entries(tail.poll()[1]):
-                if "phases" in line:
-                    self._heads[file.name] = line
-                    self._launch(line)
-                elif "last" in line:
-                    self.num_steps = line["last"]
-                elif (head := self._heads.get(file.name)) is not None:
-                    if "lost" in line:
-                        self.died.setdefault((head["launch"], line["lost"]), (line["step"], line["wall_ns"] / 1e9))
-                    else:
-                        self._step_of(head, line)
+            for line in self._entries(tail.poll()[1], lambda entry: entry is not None):
+                try:
+                    self._take(file.name, line)
+                except (KeyError, TypeError, ValueError, AttributeError):
+                    self.num_damaged += 1
+
+    def _take(self, name: str, line: dict[str, Any]) -> None:
+        """Take in a line of a rank's phases."""
+        if "phases" in line:
+            self._heads[name] = line
+            self._launch(line)
+        elif "last" in line:
+            self.num_steps = line["last"]
+        elif (head := self._heads.get(name)) is not None:
+            if "lost" in line:
+                self.died.setdefault((head["launch"], line["lost"]), (line["step"], line["wall_ns"] / 1e9))
+            else:
+                self._step_of(head, line)
 
     def _launch(self, head: Mapping[str, Any]) -> None:
         """A launch that does no step, of a run that is complete, leaves the ranks of the one before as they are."""
@@ -129,13 +146,17 @@ class WatchedRun:
         number = head["launch"]
         if not self.launches or number > self.launches[-1][0]:
             self.launches.append((number, head["world_size"], 0, max((r.step for r in self.ranks.values()), default=0)))
-            self.ranks, self.began_s[number] = {}, head["wall_ns"] / 1e9
+            self.ranks, self.began_s[number], self.sharing = {}, head["wall_ns"] / 1e9, ""
         if number == self.launches[-1][0]:
+            if "reached" in head:  # the leader's; the dead ranks had not written their last second
+                self.launches[-1] = (*self.launches[-1][:3], head["reached"])
+            self.sharing = self.sharing or spell_sharing(head.get("local_workers", 0), head.get("cores", 0))
             opened_s = head["wall_ns"] / 1e9
             self.ranks[head["rank"]] = RankState(launch=number, world_size=head["world_size"], opened_s=opened_s)
 
     def _step_of(self, head: Mapping[str, Any], line: Mapping[str, Any]) -> None:
-        if head["launch"] > self.launches[-1][0]:
+        number = head["launch"]
+        if number > self.launches[-1][0] or (number == self.launches[-1][0] and head["rank"] not in self.ranks):
             self._open(head)
         rank = self.ranks.get(head["rank"])
         if rank is None or head["launch"] != rank.launch:
@@ -147,29 +168,27 @@ class WatchedRun:
         if not first:
             self.launches[-1] = number, world_size, line["step"], before
 
-    def _entries(self, lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    def _entries(self, lines: list[bytes], is_ours: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
         for line in filter(None, lines):
             try:
                 entry = json.loads(line)
             except ValueError:
                 entry = None
-            if isinstance(entry, dict):
+            if isinstance(entry, dict) and is_ours(entry):
                 yield entry
             else:
                 self.num_damaged += 1
 
     @property
     def state(self) -> str:
-        """``finished``, ``stopped``, ``training``, ``starting``, ``ended`` (without a result) or ``silent``."""
-        lives = is_held(self.path)
-        is_done = self.num_steps is not None and self.step >= self.num_steps == self.result.get("steps")
-        if self.result and (not lives or is_done):  # the program may do something else when its run is finished
-            return "finished" if self.result.get("finished", True) else "stopped"
-        if lives:
-            return "training" if self.step else "starting"
-        if holder_of(self.path):
-            return "ended"
-        return "training" if self.silent_s < _SILENT_S else "silent"
+        """As `state_of` says."""
+        return state_of(self.path, self.result, self.step, self.num_steps, self.silent_s)
+
+    @property
+    def resumed_after(self) -> int:
+        """After which step the launch that trains now has gone on; 0: it began at the first one, or none trains."""
+        number, _, first, _ = self.launches[-1] if self.launches else (0, 0, 0, 0)
+        return resumed_after(self.path, number, first) if self.state == "training" else 0
 
     @property
     def silent_s(self) -> float:
@@ -217,7 +236,9 @@ class WatchedRun:
         return [number for number, rank in sorted(self.ranks.items()) if number >= rank.world_size and rank.first]
 
     def slowest(self) -> Slow | None:
-        """Return the rank that the others wait for, if there is one."""
+        """Return the rank that the others wait for, if there is one; None where workers share cores."""
+        if self.sharing:
+            return None
         lost = self.lost()
         return slowest({number: rank for number, rank in self.ranks.items() if number not in lost})
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from unisono.launchers.program_files import of_a_run
 from unisono.report.content import diverges, ends_of, trend_of
-from unisono.report.run_view import newest_checkpoint
+from unisono.report.run_view import newest_checkpoint, strategy_in
 from unisono.report.watch.state import WatchedRun, plain
 from unisono.system.words import counted, spell_bytes, spell_seconds
 
@@ -47,12 +47,12 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
 
 
 def setup(run: WatchedRun) -> str:
-    """Return what trains, on how many workers, and for how long it has been running."""
-    name = (run.score.get("strategy") or {}).get("name", "exact")
-    parts = [f"{name}, {run.score.get('replicas', '?')} replicas"] if run.score else []
+    """Return what trains, on how many workers, since which step it was resumed, and for how long it is running."""
+    parts = [f"{strategy_in(run.score)}, {run.score.get('replicas', '?')} replicas"] if run.score else []
     if parts and run.ranks:
         parts[0] += f" on {counted(len(run.ranks.keys() - run.lost()), 'worker')}"
     elapsed = run.elapsed_s()
+    parts += [f"resumed after step {run.resumed_after:,}"] if run.resumed_after else []
     return ", ".join([*parts, *([] if elapsed is None else [f"running for {spell_clock(elapsed)}"])])
 
 
@@ -98,41 +98,50 @@ def ended(run: WatchedRun) -> Iterator[str]:
 
 
 def held_up(run: WatchedRun) -> Iterator[str]:
-    """Yield what makes it slower than it could be: time outside of steps, and a rank that the others wait for."""
+    """Yield what makes it slower than it could be: time outside of steps, a slow rank, or too few cores."""
     speed, slow = run.speed, run.slowest()
     if speed and speed.is_held_up:
         parts = sorted(run.outside().items(), key=lambda part: -part[1])
         named = ", ".join(f"{_OUTSIDE.get(phase, phase)} {share:.0%}" for phase, share in parts if share >= 0.01)
         yield f"{speed.spell_outside()}: {named}"
-    if slow:
-        yield slow.spell()
+    if slow or run.sharing:
+        yield slow.spell() if slow else run.sharing
 
 
-def events(run: WatchedRun) -> Iterator[str]:
-    """Yield what has disturbed the run, each with its time where that is known, the newest last."""
-    found: list[tuple[float, str]] = []
+def events(run: WatchedRun, most: int | None = None) -> Iterator[str]:
+    """Yield what has disturbed the run, each with its time where that is known, the newest last.
+
+    Args:
+        run: The run.
+        most: Only so many of them: deaths and damage go before launches, these before joins, and the newest first; the
+            last line counts the others. None: all.
+    """
+    found: list[tuple[float, int, str]] = []  # when, how grave, what
     for number, world_size, first, before in run.launches[1:]:
         if first:
             again = f", {counted(before - first + 1, 'step')} computed again" if before >= first else ""
             told = f"launch {number}: {counted(world_size, 'worker')} from step {first}{again}"
-            found.append((run.began_s[number], told))
+            found.append((run.began_s[number], 1, told))
     for number in run.lost():
         if died := run.died_in(number):
-            found.append((died[1], f"rank {number} died in step {died[0]}"))
+            found.append((died[1], 2, f"rank {number} died in step {died[0]}"))
             continue
         rank = run.ranks[number]
         last = f"the last step it has written is {rank.step}" if rank.step else "it has written no step"
-        found.append((max(rank.opened_s, rank.ended_s), f"rank {number} is gone; {last}"))
+        found.append((max(rank.opened_s, rank.ended_s), 2, f"rank {number} is gone; {last}"))
     found += [
-        (run.ranks[number].began_s, f"rank {number} has joined in step {run.ranks[number].first}")
+        (run.ranks[number].began_s, 0, f"rank {number} has joined in step {run.ranks[number].first}")
         for number in run.joined()
     ]
-    for when, told in sorted(found):
-        yield f"{_clock(when)} {told}"
+    lines = [(grave, f"{_clock(when)} {told}") for when, grave, told in sorted(found, key=lambda event: event[::2])]
     if damage := run.damage():
-        yield plain(damage)
+        lines.append((2, plain(damage)))
     if run.num_damaged:
-        yield f"{counted(run.num_damaged, 'line')} that no run writes"
+        lines.append((2, f"{counted(run.num_damaged, 'line')} that no run writes"))
+    by_weight = sorted(range(len(lines)), key=lambda place: (lines[place][0], place), reverse=True)
+    kept = sorted(by_weight[:most])
+    more = f", and {counted(len(lines) - len(kept), 'more event')}" if len(kept) < len(lines) else ""
+    yield from (lines[place][1] + more * (place == kept[-1]) for place in kept)
 
 
 def room(run: WatchedRun) -> Iterator[str]:

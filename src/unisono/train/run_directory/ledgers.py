@@ -31,6 +31,11 @@ class Ledgers:
         """Of the files."""
         return ["ledger.jsonl", NAME, *(["detail.jsonl"] if self.keeps_detail else [])]
 
+    @property
+    def found(self) -> dict[str, int]:
+        """The last step of the ledger when it was opened, as ``reached``, where this rank has opened one with steps."""
+        return {"reached": self._ledger.reached} if self._ledger is not None and self._ledger.reached else {}
+
     def open(self, home: Directory, step: int, head: str, tell: Callable[[str], None]) -> None:
         """Write from now on; entries after `step` are cut off, `head` is the chain value there; `tell` of damage."""
         self._ledger = Ledger(home.path / "ledger.jsonl", step, head=head, home=home, compares=self.compares)

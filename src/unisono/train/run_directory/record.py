@@ -252,7 +252,7 @@ class RunRecord:
         if self.path is not None:
             facts = {"launch": self.fencing_token, "rank": self._number, "world_size": self.transport.world_size}
             self._phases = phases
-            phases.open(self._files.directory, facts)
+            phases.open(self._files.directory, facts | self.ledgers.found)
 
     def append(self, entry: Callable[[], Entry]) -> None:
         """Write a step's ledger line (keepers only), made when it is written; raise what the save in flight has met."""

@@ -14,7 +14,7 @@ from ranks import run_threads
 from train import several_programs
 from train.several_programs import Gan
 from unisono.errors import ConfigError
-from unisono.report.run_diff import compare_runs
+from unisono.report.comparison.run_diff import compare_runs
 
 PLANTED_AT = 4
 

@@ -1,0 +1,1 @@
+"""Several runs beside each other: where they part, and a page's section about it."""

@@ -1,0 +1,170 @@
+"""The section of a page that sets runs beside each other: which are equal, what differs first, curves of all."""
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from unisono.observe.compare import said_now
+from unisono.report.charts import Series
+from unisono.report.comparison.run_diff import RunDiff, compare_runs
+from unisono.report.content import (
+    SMOOTH,
+    Chart,
+    Remark,
+    Section,
+    Table,
+    log_ends,
+    loss_label,
+    mean_of,
+    room_of,
+    sample,
+    smooth,
+    unique,
+)
+from unisono.report.run_section import (
+    OVER,
+    charts_of,
+    curves_of,
+    remarks_of,
+    strategy_of,
+    told_number,
+    told_seconds,
+    told_value,
+    trained_s,
+)
+from unisono.report.run_view import RunView
+from unisono.system.words import counted, spell_count
+
+
+def compare_section(runs: Sequence[RunView]) -> Section:
+    """Return several runs side by side: runs of one score against each other, others against the first."""
+    names = unique([run.name for run in runs])
+    rows, findings = [], [*_equalities(runs, names), *_data_remarks(runs, names), *_differences(runs, names)]
+    metrics = list(dict.fromkeys(name for run in runs for name in run.result.get("metrics", {})))[:4]
+    for run, name in zip(runs, names, strict=True):
+        result, (seconds, speed) = run.result, _cost(run)
+        rows.append([
+            name, strategy_of(run), run.worlds(), spell_count(len(run.ledger)),
+            told_seconds(seconds), told_number(speed),
+            *(told_number(result.get("metrics", {}).get(metric)) for metric in metrics),
+            str(result["fingerprint"])[:16] if run.state == "finished" and "fingerprint" in result else "not finished",
+        ])  # fmt: skip
+    head = ["run", "strategy", "workers", "steps", "wall", "samples/s", *metrics, "fingerprint"]
+    table = Table(title="The runs side by side", head=head, rows=rows,
+                  numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
+    curves = [*_side_by_side(runs, names)]
+    return Section(
+        title="Comparison", findings=[*findings, *remarks_of(curves)], tables=[table], charts=charts_of(curves),
+        has_charts_first=True,
+    )  # fmt: skip
+
+
+def _groups(runs: Sequence[RunView]) -> list[list[int]]:
+    """Return the places of the runs of each score, the longest first; groups in the order of their first runs."""
+    found: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        score = {name: value for name, value in said_now(run.score).items() if name != "fork"}
+        found.setdefault(json.dumps(score, sort_keys=True), []).append(place)
+    return [sorted(places, key=lambda place: -len(runs[place].ledger)) for places in found.values()]
+
+
+def _equalities(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Remark]:
+    """Yield which runs of one score are equal, and how far; and where one of them differs, or is damaged."""
+    for base, *others in _groups(runs):
+        equal, as_far, notes, wrong = [base], [], [], []
+        for place in others:
+            found = compare_runs(runs[base].path, runs[place].path)
+            is_open = found.first == "final weights" and {runs[base].state, runs[place].state} - OVER
+            if found.equal:
+                equal.append(place)
+            elif not found.damage and (found.first == "length" or is_open):
+                as_far.append(place)
+                notes.append(f"{names[place]} to step {len(runs[place].ledger)}")
+                notes[-1] = found.notes[0] if "damaged" in found.notes[0] else notes[-1]
+            else:
+                wrong.append(_difference(found, names[place], names[base]))
+        if len(equal) > 1:
+            yield Remark(text=f"{_listed(equal, names)} are equal, bit for bit.", tone="good")
+        if as_far:
+            told = f"{_listed([base, *as_far], names)} are equal as far as {'both' if len(as_far) == 1 else 'all'} go"
+            yield Remark(text=f"{told}: {'; '.join(notes)}.", tone="good")
+        yield from wrong
+
+
+def _differences(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Remark]:
+    """Yield in what a run of each other score differs from the first."""
+    for places in _groups(runs)[1:]:
+        place = min(places)
+        yield _difference(compare_runs(runs[0].path, runs[place].path), names[place], names[0])
+
+
+def _difference(found: RunDiff, name: str, other: str) -> Remark:
+    if found.damage:
+        return Remark(text=f"{name} and {other} cannot be compared: {'; '.join(found.damage)}.")
+    steps = f"from step {found.step} on" if found.first != "length" else "in their settings"
+    where = steps if found.step else "in their final weights or settings"
+    causes = "".join(f": {why}" for why in [*found.score, *found.notes][:1])  # a setting explains a loss
+    return Remark(text=f"{name} and {other} differ {where}{causes}")
+
+
+def _listed(places: Sequence[int], names: Sequence[str]) -> str:
+    *most, last = [names[place] for place in sorted(places)]
+    return f"{', '.join(most)} and {last}"
+
+
+def _cost(run: RunView) -> tuple[Any, Any]:
+    """Return a run's seconds and samples a second: as its result tells them, or its recorded steps, of all launches."""
+    if run.state in OVER and (known := trained_s(run.result)) is not None:
+        totals = run.result.get("totals")
+        usual = run.result.get("samples_per_s")
+        return known, totals.get("samples_per_s", usual) if isinstance(totals, dict) else usual
+    sizes = {line["step"]: line["num_samples"] for line in run.ledger}
+    seconds = sum(launch.ended_s - launch.began_s for launch in run.launches)
+    samples = sum(sizes.get(step, 0) for _, step in {(record.launch, record.step) for record in run.phases})
+    return (seconds, round(samples / seconds, 1)) if seconds else (None, None)
+
+
+def _data_remarks(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Remark]:
+    """Yield which runs were trained on other data than the first."""
+    ours = runs[0].score.get("data")
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        if (theirs := run.score.get("data")) != ours:
+            told = f"{_samples(theirs)}, {names[0]} on {_samples(ours)}"
+            yield Remark(
+                text=f"{name} was trained on other data than {names[0]} ({name} on {told}): two jobs, not one."
+            )
+
+
+def _samples(data: Any) -> str:
+    count = data.get("num_samples") if isinstance(data, dict) else None
+    return counted(count, "sample") if isinstance(count, int) else "data of unknown size"
+
+
+def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Chart | Remark]:
+    speeds, losses = [run.throughput() for run in runs], [value for run in runs for value in run.losses]
+    means = [mean_of(run.losses)[0] for run in runs]
+    ends = [statistics.fmean(value for _, value in run.losses[-10:]) if run.losses else None for run in runs]
+    medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
+    yield from curves_of("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
+                      finding=_extremes(names, ends, "mean loss of the last steps, 10 at most"))  # fmt: skip
+    yield from curves_of("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
+                      y_label="samples a second, within steps", note=f"Medians of {SMOOTH} steps.",
+                      finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
+
+
+def _thin(points: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> list[Series]:
+    return [
+        Series(name=name, points=sample(found, room_of(len(names)))) for name, found in zip(names, points, strict=True)
+    ]
+
+
+def _extremes(names: Sequence[str], values: Sequence[float | None], what: str) -> str:
+    """Say which of several runs has the lowest value and which the highest; nothing of fewer than two."""
+    found = [(value, name) for value, name in zip(values, names, strict=True) if value is not None]
+    if len(found) < 2:
+        return ""
+    (low, first), (high, last) = min(found), max(found)
+    if low == high:
+        return f"The same in all runs: {told_value(low)}, the {what}."
+    return f"From {told_value(low)} ({first}) to {told_value(high)} ({last}): the {what}."
