@@ -253,7 +253,7 @@ def test_functions_that_cannot_be_imported(monkeypatch, function, words):
 def test_a_call_in_place_of_a_function(monkeypatch):
     """What a training returned is no function and no script, and is shown in part."""
     no_processes(monkeypatch)
-    hint = r"Hint: give the function and its arguments, launch\(train, arg, key=value\), not what train\(\.\.\.\) returned"
+    hint = r"Hint: give the function and its arguments, launch\(train, arg, key=value\), not what train\(.* returned"
     for given, shown in (
         ("9575e6" * 11, r"'(9575e6){9}9575e\.\.\. of type str"),
         (["a model\n" * 99, 1], r"\[.{58,59}\.\.\. of type list"),
