@@ -97,7 +97,7 @@ def test_a_second_ctrl_c_stops_at_once(toy, tmp_path, every, resumed, said, capf
     try:
         with toy.run(out=tmp_path, checkpoint_every=every) as (run, model, _), pytest.raises(KeyboardInterrupt):
             for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
-                if batch.step == 4:
+                if batch.step == 4 and not resumed:
                     run._progress._checkpoints.settle()  # the save of step 2 has begun, and is known when it is done
                     run._progress._tell_saved()
                 run.step(batch, press if batch.step == 4 else lambda micro: F.cross_entropy(model(micro.x), micro.y))
