@@ -4,10 +4,11 @@ The public names are listed in ``__all__`` and loaded on first use: ``import uni
 needed. Which room may import which stands in pyproject.toml, under importlinter; docs/design/house.md is the map.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # typing is not loaded before `__main__` answers Ctrl-C
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from unisono import callbacks as callbacks
     from unisono import collectives as collectives
     from unisono.checkpoint.interchange import load_weights as load_weights
@@ -111,11 +112,13 @@ __version__ = "0.2.0"
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - spelled once
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Load a public name on first use, and the modules of callbacks and collectives, which the reference names."""
     if name not in _MODULES and name not in _HOMES:
         raise _missing(name)
     try:
+        import importlib
+
         from unisono.system.loading import collector_at_rest
         from unisono.system.messages import explain_uncaught
 

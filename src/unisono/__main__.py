@@ -3,11 +3,14 @@
 import os
 import signal
 import sys
-from types import FrameType
-from typing import NoReturn
+
+TYPE_CHECKING = False  # typing is not loaded before Ctrl-C is answered
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
 
 
-def main() -> NoReturn:
+def main() -> "NoReturn":
     """Run the command line; exits with the verb's code."""
     taken = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {signum: usual for signum, usual in taken.items() if signal.getsignal(signum) == usual}
@@ -20,7 +23,7 @@ def main() -> NoReturn:
     command_line.main()
 
 
-def _nothing_begun(signum: int, frame: FrameType | None) -> NoReturn:
+def _nothing_begun(signum: int, frame: "FrameType | None") -> "NoReturn":
     """Say it and end at once: an exception in the midst of an import may come out as another."""
     import shlex
 

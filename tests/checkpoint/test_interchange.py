@@ -147,6 +147,12 @@ def test_files_of_another_kind(saved, tmp_path):
         load_weights("runs/mine", nn.Linear(1, 1))
     with pytest.raises(CheckpointError, match=r"got 'runs/none' \(in '.*'\), where nothing is\. Hint: "):
         load_weights(nn.Linear(1, 1), "runs/none")
+    (tmp_path / "model.pt").touch()
+    (tmp_path / "modle.py").touch()
+    with pytest.raises(
+        CheckpointError, match=r"modle\.pt' \(in .*nothing is\. Hint: did you mean '[^']*/model\.pt'\?$"
+    ):
+        load_weights(nn.Linear(1, 1), tmp_path / "modle.pt")
     with pytest.raises(ConfigError, match=r"ends in \.pt.*got 'x\.npz'"):
         export_weights(state, tmp_path / "x.npz")
     with pytest.raises(ConfigError, match="there is no"):

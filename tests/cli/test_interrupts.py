@@ -141,6 +141,7 @@ class Presses:
         if name == module:
             os.kill(os.getpid(), signum)
 sys.meta_path.insert(0, Presses())
+sys.modules.pop(module, None)
 from unisono.__main__ import main
 main()
 """
@@ -149,7 +150,7 @@ main()
 @pytest.mark.parametrize(("signum", "how"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 @pytest.mark.parametrize(
     ("module", "who"),
-    [("unisono.cli.main", ""), ("unisono.cli.run", ""), ("unisono.nodes.start", " run")],
+    [("typing", ""), ("unisono.cli.main", ""), ("unisono.cli.run", ""), ("unisono.nodes.start", " run")],
 )
 def test_while_it_is_being_loaded(tmp_path, module, who, signum, how):
     """One line and no frame of ours, whatever is being imported."""

@@ -177,6 +177,7 @@ def test_only_the_nearest_option_is_proposed(monkeypatch, capsys):
         (["train", "digits", "--learning_rate=1"], "'--lr'"),
         (["train", "digits", "--strategy", "dpp"], "'ddp' or 'dp'"),
         (["train", "digits", "--gpus", "0,1"], "Hint: --gpus cpu"),
+        (["run", "--cpu", "--num_processes=2", "train.py"], "Hint: --gpus cpu.\n"),
         (["train", "digits", "--precision", "16"], "Hint: did you mean 'fp16'?"),
         (["train", "digits", "--precision", "BF16-mixed"], "Hint: did you mean 'bf16'?"),
         (["watch", "runs/a", "--port", "8080"], "--web 8080"),

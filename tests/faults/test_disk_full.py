@@ -4,17 +4,20 @@ import errno
 import json
 import os
 import re
+import resource
 import subprocess
 import threading
 from pathlib import Path
 
 import job
 import pytest
+import torch
 from evidence import record
 from states import state_of
 from test_files_damage import RUN, check_fallback, two  # noqa: F401 - a fixture
 
 from unisono.checkpoint.files import FileSum
+from unisono.checkpoint.format import State
 from unisono.checkpoint.manifest import FILE_NAME, Facts, encode, read_manifest
 from unisono.checkpoint.policy import CheckpointPolicy
 from unisono.checkpoint.store import write
@@ -22,6 +25,7 @@ from unisono.collectives.loopback import run_ranks
 from unisono.errors import CheckpointError, ConfigError, UnisonoError
 from unisono.observe.compare import first_difference
 from unisono.observe.ledger import Entry, Ledger
+from unisono.system.disk import mend
 from unisono.train.run_directory.checkpoints import Checkpoints
 from unisono.train.run_directory.record import RunRecord
 
@@ -124,6 +128,26 @@ def test_a_ledger_names_the_full_disk(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="bytes needed"):
         ledger.append_now(entry)
     ledger.close()  # without another word
+
+
+def test_a_limit_on_file_sizes_is_no_full_disk(tmp_path, monkeypatch):
+    """A ledger and a checkpoint that grow beyond it name the file and the limit; the same command fails again."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    hint = r"File too large \(.*Hint: mend the cause \(ulimit -f unlimited; .* no file of more than 4096 bytes, or ch"
+    ledger, state = Ledger(tmp_path / "ledger.jsonl", 0), State(tensors={"model": {"w": torch.zeros(5000)}}, values={})
+    entry = Entry(step=1, epoch=0, num_samples=1, samples="x" * 5000, loss="", gradient="", weights="", lr="")
+    acts = lambda: ledger.append_now(entry), lambda: write(tmp_path / "checkpoints", 1, state)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        for act in acts:
+            with pytest.raises(CheckpointError, match=hint) as limited:
+                act()
+            assert limited.value.is_final
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        ledger.close()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert mend(OSError(errno.EFBIG, "")) == "take a file system that holds larger files"
 
 
 def test_all_ranks_hear_of_the_full_disk(tmp_path, monkeypatch):

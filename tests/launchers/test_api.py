@@ -250,6 +250,18 @@ def test_functions_that_cannot_be_imported(monkeypatch, function, words):
     assert "expected" in str(caught.value)
 
 
+def test_a_call_in_place_of_a_function(monkeypatch):
+    """What a training returned is no function and no script, and is shown in part."""
+    no_processes(monkeypatch)
+    hint = r"Hint: give the function and its arguments, launch\(train, arg, key=value\), not what train\(.* returned"
+    for given, shown in (
+        ("9575e6" * 11, r"'(9575e6){9}9575e\.\.\. of type str"),
+        (["a model\n" * 99, 1], r"\[.{58,59}\.\.\. of type list"),
+    ):
+        with pytest.raises(LaunchError, match=rf"^expected a function, got {shown}\. {hint}\.$"):
+            launch(given, workers=2)
+
+
 def test_arguments_that_cannot_be_pickled(monkeypatch):
     """The argument that cannot travel is named."""
     no_processes(monkeypatch)

@@ -32,6 +32,8 @@ def folder(tmp_path, monkeypatch):
     ("typed", "told"),
     [
         ("nothing.py", "got nothing (in "),
+        ("-", "got the standard input, which only one worker could read, once. Hint: save the program in a file"),
+        ("/dev/null", "got a pipe or device, which only one worker could read"),
         ("train", "Hint: train.py is there."),
         ("python", "Hint: leave 'python' out: unisono run SCRIPT"),
         ("python3.11", "Hint: leave 'python3.11' out"),

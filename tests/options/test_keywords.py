@@ -67,7 +67,6 @@ def test_wherever_data_is_given(trainer, data, call, name, said):
         (lambda *_: unisono.Trainer(1, 2, 3, 4), r"Trainer\(\) takes run, model, optimizer without .*: loss="),
         (lambda trainer, data: trainer.fit(data, 3), r"Trainer\.fit\(\) takes train_set without .*: epochs="),
         (lambda *_: unisono.Run(replica=2), r"Run\(\) has no replica=\. Hint: did you mean replicas=\?"),
-        (lambda *_: unisono.Run(fp16=True), r"Run\(\) .*did you mean precision=\?"),
         (lambda *_: unisono.Run(shuffle=True), r"Run\(\) .*keyword of Run\.loader\(\)\."),
         (
             lambda trainer, data: trainer.fit(torch.ones(4, 6), torch.ones(4), epochs=1, batch_size=2),
@@ -133,6 +132,8 @@ def test_a_functions_own_keyword_stays_its_own():
     ("call", "said"),
     [
         (lambda run, data: unisono.Run(lr=0.1), r"Run\(\) has no lr=\. Hint: the optimizer takes it"),
+        (lambda *_: unisono.Run(fp16=True), r"Run\(\) has no fp16=\. Hint: precision='fp32', 'bf16' or 'fp16'\.$"),
+        (lambda *_: unisono.Run(mixed_precision="no"), r"mixed_precision=\. Hint: precision='fp32', 'bf16'"),
         (lambda run, data: unisono.Run(accumulate_grad_batches=4), r"on each of 2 workers are Run\(replicas=8\)"),
         (lambda run, data: run.loader(data, per_gpu_batch_size=4), r"over all workers: 4 workers with 32 each are"),
         (lambda run, data: unisono.CheckpointPolicy(monitor="a", save_top_k=1), r"best='test_accuracy'\.\nIt .*keep=2"),

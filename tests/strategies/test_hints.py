@@ -1,6 +1,7 @@
 """Mistakes with one's own arrays: torch's words, beside which stands what to write."""
 
 import ast
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ MISTAKES = {
     "float64 into a convolution": (X.double()[:, None, None], Y, CONVOLUTION, BARE, "images.astype('float32') before"),
     "float64 into a norm": (X.double(), Y, nn.LayerNorm(4), BARE, "images.astype('float32') before"),
     "float64 into an LSTM": (X.double(), Y, nn.LSTM(4, 3), BARE, "images.astype('float32') before"),
+    "float64 into a product": (X.double()[None], Y, lambda x: torch.bmm(x.mT, X[None]), BARE, "x is float64: NumPy"),
     "bytes": (X.byte(), Y, LINEAR, BARE, "images.astype('float32') / 255"),
     "whole numbers": (X.long(), Y, LINEAR, BARE, "whole numbers go into an nn.Embedding alone"),
     "tokens with decimals": (X, Y, TOKENS, BARE, "tokens.astype('int64')"),
@@ -69,6 +71,15 @@ def test_a_pair_is_asked_for_a_key():
     with pytest.raises(TypeError) as caught, explained(1, micro, 2):
         micro.data["x"]
     assert caught.value.__notes__[1:] == ["Hint: the micro-batch is a pair: micro.x and micro.y."]
+
+
+def test_a_result_is_called():
+    """``run.step(batch, loss(...))``, or ``loss = loss(...)`` before it: both are answered, in one hint."""
+    with pytest.raises(TypeError) as caught, explained(1, Micro(replica=0, num_samples=2, data=XY(X, Y)), 2):
+        BARE(X, Y)()
+    assert re.fullmatch(
+        r"Hint: run\.step\(\) calls .*, not a result that has taken its name .*", *caught.value.__notes__[1:]
+    )
 
 
 class Ragged:

@@ -77,11 +77,18 @@ def test_a_signal_stops_after_the_step(toy, tmp_path, signum, handler, capfd):
 
 
 @pytest.mark.parametrize(
-    ("every", "said"),
-    [(2, "step 2 is saved. The same command goes on."), (9, "nothing is saved. The same command begins")],
+    ("every", "resumed", "said"),
+    [
+        (2, 0, "step 2 is saved. The same command goes on."),
+        (9, 0, "nothing is saved. The same command begins"),
+        (9, 3, "step 3 is saved. The same command goes on."),
+    ],
 )
-def test_a_second_ctrl_c_stops_at_once(toy, tmp_path, every, said, capfd):
-    """Within the step; what is kept is told, and where the same call goes on."""
+def test_a_second_ctrl_c_stops_at_once(toy, tmp_path, every, resumed, said, capfd):
+    """Within the step; what is kept is told, that of an earlier launch too, and where the same call goes on."""
+    if resumed:
+        with toy.run(out=tmp_path, checkpoint_every=every) as (run, model, _), pytest.raises(RunStopped):
+            play(toy, run, model, resumed, lambda: setattr(run._link, "_signalled", True))
 
     def press(micro):
         for _ in range(2):
@@ -91,7 +98,7 @@ def test_a_second_ctrl_c_stops_at_once(toy, tmp_path, every, said, capfd):
     try:
         with toy.run(out=tmp_path, checkpoint_every=every) as (run, model, _), pytest.raises(KeyboardInterrupt):
             for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=2):
-                if batch.step == 4:
+                if batch.step == 4 and not resumed:
                     run._progress._checkpoints.settle()  # the save of step 2 has begun, and is known when it is done
                     run._progress._tell_saved()
                 run.step(batch, press if batch.step == 4 else lambda micro: F.cross_entropy(model(micro.x), micro.y))

@@ -67,7 +67,7 @@ def test_what_does_not_fit_changes_no_rank(saved, tmp_path):
 
     for heard, missing, total in run_threads(program, 2):
         assert len(heard) == 2
-        assert "cannot read" in heard[0]
+        assert "where nothing is" in heard[0]
         assert "does not fit Sequential: missing 0.bias" in heard[1]
         assert missing == ["0.bias"]
         assert total == 48

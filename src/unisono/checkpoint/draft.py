@@ -48,16 +48,17 @@ def explained(step: int, directory: Path, needed: int | None = None) -> Iterator
     except CheckpointError:
         raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise could_not_write(step, directory, reason, needed, is_final=is_lasting(error)) from error
+        raise could_not_write(step, directory, error, needed, is_final=is_lasting(error)) from error
 
 
 def could_not_write(
-    step: int, directory: Path, reason: str, needed: int | None, *, is_final: bool = True
+    step: int, directory: Path, why: OSError | str, needed: int | None, *, is_final: bool = True
 ) -> CheckpointError:  # fmt: skip
     """Return the error that names step, place, reason and the room there is."""
+    error = why if isinstance(why, OSError) else None
+    reason = (error and error.strerror) or str(why)
     return CheckpointError(
         f"could not write the checkpoint of step {step} into {directory}: {reason} ({room(directory, needed)}). "
-        f"{way_on(directory)}",
+        f"{way_on(directory, error)}",
         is_final=is_final,
     )

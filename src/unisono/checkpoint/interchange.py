@@ -22,6 +22,7 @@ from unisono.errors import CheckpointError, ConfigError
 from unisono.system.directory import Directory
 from unisono.system.disk import is_lasting
 from unisono.system.files import replace_file
+from unisono.system.hints import near_names
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # DataParallel and DDP; torch.compile; common wrappers
@@ -234,10 +235,14 @@ def tensors_in(path: Path, average: str | None = None) -> dict[str, Tensor]:
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of weights, by name."""
-    if path.suffix not in SUFFIXES and not path.exists():
+    if not path.exists():
+        there = path.parent.iterdir() if path.parent.is_dir() else ()
+        near = near_names(path.name, [each.name for each in there if each.suffix in SUFFIXES or each.is_dir()])
+        meant = " or ".join(repr(printable(str(path.with_name(each)))) for each in near)
         raise CheckpointError(
             f"expected a run directory, a checkpoint's directory or a file of weights, got {printable(str(path))!r} "
-            f"(in {str(Path.cwd())!r}), where nothing is. Hint: check the path; a run keeps what it saves in its out=."
+            f"(in {str(Path.cwd())!r}), where nothing is. Hint: "
+            f"{f'did you mean {meant}?' if near else 'check the path; a run keeps what it saves in its out=.'}"
         )
     _check_suffix(path)
     shown = printable(str(path))

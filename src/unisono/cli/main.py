@@ -186,6 +186,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
         return "Options come behind a verb: unisono run -n 2 SCRIPT."
     if context is not None and isinstance(context.command, LazyGroup) and context.info_name == "launch":
         return "It belongs behind an engine; on this machine: unisono run -n 2 SCRIPT."
+    if error.option_name in ("--cpu", "--use-cpu", "--no-cuda") and "--gpus" in known:
+        return "--gpus cpu."
     if error.option_name == "--port" and "--web" in known:
         return "--web 8080 serves the page on port 8080."
     if error.option_name == "--mixed-precision" and "--precision" not in known:

@@ -24,6 +24,7 @@ from unisono.options.keywords import meant
 from unisono.system.messages import with_own_lines
 from unisono.world import World
 
+_MOST_SHOWN = 60  # characters of what was given in place of a function
 _OR = "; or pip install cloudpickle, which sends it as it is"
 
 
@@ -174,11 +175,12 @@ def _by_value(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[
 def _importable_name(fn: Callable[..., object]) -> tuple[str, str]:
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or isinstance(fn, type):
-        if isinstance(fn, str):
+        if isinstance(fn, str) and fn.endswith(".py"):
             raise LaunchError(f"expected a function, got the text {fn!r}. Hint: for a script: unisono run -n 2 {fn}.")
+        what = repr(fn) if len(repr(fn)) <= _MOST_SHOWN else f"{repr(fn)[:_MOST_SHOWN]}..."
         raise LaunchError(
-            f"expected a function, got {fn!r} of type {type(fn).__name__}. "
-            "Hint: pass the function and its arguments, as in launch(main, arg, key=value)."
+            f"expected a function, got {' '.join(what.split())} of type {type(fn).__name__}. "
+            "Hint: give the function and its arguments, launch(train, arg, key=value), not what train(...) returned."
         )
     if name != getattr(fn, "__name__", name) or "." in name or name == "<lambda>":
         kind = _kind(fn, name)

@@ -127,7 +127,11 @@ def why_not_a_script(typed: str) -> str | None:
             shown = shlex.join(["unisono", "report", typed])
             return f"got the directory of a run. Hint: {command} goes on with it; {shown} shows it."
         return f"got a directory (in {str(Path.cwd())!r}). Hint: {hint}"
-    if not os.path.isfile(path):
+    is_file = os.path.isfile(path)
+    if not is_file and (typed == "-" or os.path.lexists(path)):  # /dev/stdin, and what <(...) gives
+        what = "the standard input" if typed in ("-", "/dev/stdin") else "a pipe or device"
+        return f"got {what}, which only one worker could read, once. Hint: save the program in a file: cat > train.py."
+    if not is_file:
         return f"got nothing (in {str(Path.cwd())!r}). Hint: {_meant(typed)}"
     kind, hint = _OTHER_KINDS.get(path.suffix.lower(), ("", ""))
     if not kind:

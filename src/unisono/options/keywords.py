@@ -78,6 +78,9 @@ RUN_ANSWERS = {
         "Hint: run.loader(train_set, batch_size=64), or Trainer.fit(train_set, batch_size=64); it counts the samples "
         "of a step over all workers.",
     ),
+    **dict.fromkeys(
+        ("mixed_precision", "fp16", "bf16", "amp", "autocast", "dtype"), "Hint: precision='fp32', 'bf16' or 'fp16'."
+    ),
     "accelerator": "GPUs are used where there are any. Hint: device='cpu' for the CPU.",
     "cpu": "Hint: device='cpu'.",
     "split_batches": "batch_size= of run.loader counts the samples of all workers, always. Hint: leave it out.",

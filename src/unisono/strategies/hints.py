@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from unisono.system.hints import OF_SHAPES
+
 _CONVOLUTION = (
     "Hint: a convolution takes (samples, channels, height, width). For images without channels: images[:, None]; "
     "with channels last: images.transpose(0, 3, 1, 2); else write the data's number of channels into the first layer."
@@ -18,8 +20,14 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
     ),
     (
         TypeError,
-        r"missing \d+ required positional arg|takes \d+ positional arg|(?<!'tuple') object is not callable",
+        r"missing \d+ required positional arg|takes \d+ positional arg|(?<!tuple'|ensor') object is not callable",
         "Hint: run.step() calls the loss function with a micro-batch: lambda micro: loss(model(micro.x), micro.y).",
+    ),
+    (
+        TypeError,
+        "'Tensor' object is not callable",
+        "Hint: run.step() calls the loss function with a micro-batch: lambda micro: loss(model(micro.x), micro.y); "
+        "there loss is a function, not a result that has taken its name (loss = loss(...)).",
     ),
     (
         ValueError,
@@ -103,12 +111,7 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
     ),
     (TypeError, r"must be Tensor, not numpy\.", "Hint: the micro-batch holds tensors already: leave .numpy() out."),
     (RuntimeError, "can't be cast to the desired output type Long|Found dtype Long but expected Float", _DECIMALS),
-    (
-        RuntimeError,
-        r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
-        "Hint: nn.Linear({2}, {3}) was given {0} rows of {1} numbers. If each row is one sample: nn.Linear({1}, {3}); "
-        "else flatten each sample before it: x.flatten(1).",
-    ),
+    (RuntimeError, *OF_SHAPES),
     (RuntimeError, r"to have \d+ channels, but got|input to conv\dd, but got input of size", _CONVOLUTION),
     (
         RuntimeError,
@@ -140,7 +143,8 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
 
 _CLASS_LOSSES = ("cross_entropy", "nll_loss")
 _OTHER_DTYPE = re.compile(
-    "must have the same dtype|type .* should be the same|does not match weight dtype|must share same datatype"
+    r"have (?:the )?same dtype|type .* should be the same|does not match weight dtype|must share same datatype|"
+    r"expected scalar type"
 )
 _FLOATS = {
     "float64": "NumPy makes float64, and weights are float32. Hint: images.astype('float32') before ArrayDataset, "

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,18 +20,28 @@ def is_lasting(error: BaseException) -> bool:
     """Whether an error comes again until somebody has made room, made the disk writable, or seen to what is damaged."""
     if isinstance(error, CheckpointError):
         return error.is_final
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
-def way_on(checkpoints: Path) -> str:
-    """Return what a run that could not write goes on from, and the hint."""
+def mend(error: BaseException | None = None) -> str:
+    """Return what to do where something could not be written: about the limit on file sizes, else about the space."""
+    if not isinstance(error, OSError) or error.errno != errno.EFBIG:
+        return "free some space"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return "take a file system that holds larger files"
+    return f"ulimit -f unlimited; this process may write no file of more than {_size(limit)}"
+
+
+def way_on(checkpoints: Path, error: BaseException | None = None) -> str:
+    """Return what a run that could not write, because of `error`, goes on from, and the hint."""
     if any(checkpoints.glob("step-*")):
         return (
-            "The committed checkpoints are untouched. Hint: mend the cause (free some space) and repeat the command; "
+            f"The committed checkpoints are untouched. Hint: mend the cause ({mend(error)}) and repeat the command; "
             "it resumes from the newest of them."
         )
     return (
-        "No checkpoint has been written. Hint: mend the cause (free some space, or choose another --out) and repeat "
+        f"No checkpoint has been written. Hint: mend the cause ({mend(error)}, or choose another --out) and repeat "
         "the command; it starts from the beginning."
     )
 
@@ -46,7 +57,7 @@ def explained(path: Path, needed: int | None = None) -> Iterator[None]:
         place = path if path.is_dir() else path.parent
         raise CheckpointError(
             f"could not write {path}: {error.strerror or error} ({room(path.parent, needed)}). "
-            f"{way_on(place / 'checkpoints')}",
+            f"{way_on(place / 'checkpoints', error)}",
             is_final=is_lasting(error),
         ) from error
 

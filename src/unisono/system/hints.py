@@ -89,12 +89,22 @@ _NO_GPU = (
     "torch finds no GPU here. Hint: leave .cuda() and .to('cuda') out: run.prepare() moves the model, and the run its "
     "micro-batches, to run.device; other tensors: .to(run.device)"
 )
+OF_SHAPES = (
+    r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
+    "Hint: nn.Linear({2}, {3}) was given {0} rows of {1} numbers. If each row is one sample: nn.Linear({1}, {3}); "
+    "else flatten each sample before it: x.flatten(1).",
+)
+"""Torch's words for a layer that takes other shapes, and what to write, with the groups of the words."""
+
 _OF_TORCH = (
     (r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available", _NO_GPU),
     (r"environment variable \w+ expected, but not set|initialize the default process group twice", _JOINED),
     (r"Default process group has not been initialized", _NO_GROUP),
     (r"must be a mapping, not Batch$", "Hint: run.step(batch, lambda micro: model(**micro).loss), with micro-batches"),
     (r"^'tuple' object is not callable", f"If this is what run.prepare() returned, {_PAIR}"),
+    (r"^'Tensor' object is not callable", "Hint: a result has taken a function's name: value = loss(output, target)"),
+    (r"have (?:the )?same dtype|expected scalar type", "Hint: inputs need the dtype of the weights: x.float()"),
+    (OF_SHAPES[0], OF_SHAPES[1].removesuffix(".")),
 )
 """By the words of an error that comes from elsewhere, what it means in a program that has a run."""
 
@@ -118,14 +128,15 @@ def of_a_mistake(error: BaseException) -> str:
     is_torchs = isinstance(error, AssertionError | RuntimeError | TypeError | ValueError)
     if not is_torchs or "unisono.train.run" not in sys.modules:
         return ""
-    found = next((means for words, means in _OF_TORCH if re.search(words, str(error))), "")
+    said = ((re.search(words, str(error)), means) for words, means in _OF_TORCH)
+    found, groups = next(((means, match.groups()) for match, means in said if match), ("", ()))
     trace = error.__traceback__
     while found is _NO_GROUP and trace is not None:
         name = type(trace.tb_frame.f_locals.get("self")).__name__
         if name in _WRAPPERS:
             return f"Hint: leave {name}() out: model, optimizer = run.prepare(model, optimizer) takes the plain model."
         trace = trace.tb_next
-    return found and f"{found}."
+    return found and f"{found.format(*groups)}."
 
 
 OF_A_WORLD = {

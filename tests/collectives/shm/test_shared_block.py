@@ -1,8 +1,11 @@
-"""Waiting: when the core is yielded."""
+"""Waiting: when the core is yielded; memory that cannot be had."""
+
+import resource
 
 import pytest
 
 from unisono.collectives.shm import shared_block
+from unisono.errors import WorldError
 
 
 class Clock:
@@ -45,3 +48,17 @@ def test_what_has_come_needs_no_yield(monkeypatch):
     assert shared_block.comes_soon(lambda: True, 40e-6)
     assert clock.num_yields == 0
     assert shared_block.comes_soon(lambda: clock.num_yields == 1, 40e-6)
+
+
+def test_a_limit_on_file_sizes_is_named():
+    """It counts for memory without a name, too; the control has no limit."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20480, before[1]))
+    try:
+        with pytest.raises(
+            WorldError, match=r"20,481 bytes of memory .*Hint: ulimit -f unlimited; .* than 20480 bytes\.$"
+        ):
+            shared_block.SharedBlock.create("x", 20481)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    shared_block.SharedBlock.create("x", 20481)[0].close()

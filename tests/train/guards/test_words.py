@@ -242,6 +242,10 @@ MEANINGS = {
     "a pair": (lambda: (nn.Linear(2, 2), None).parameters(), "model, optimizer = run.prepare(model, optimizer)"),
     "a pair called": (lambda: tuple.__new__(tuple, (X,))(X), "model, optimizer = run.prepare(model, optimizer)"),
     "**batch": (lambda: dict(**Batch(1, 0, Y, iter(()))), "lambda micro: model(**micro).loss"),
+    "a result called": (lambda: torch.ones(2).mean()(), "Hint: a result has taken a function's name"),
+    "other shapes": (lambda: nn.Linear(9, 3)(torch.ones(2, 4)), "nn.Linear(9, 3) was given 2 rows of 4 numbers."),
+    "another dtype": (lambda: nn.Linear(4, 3)(torch.ones(2, 4).double()), "Hint: inputs need the dtype of the weights"),
+    "another dtype in a product": (lambda: torch.bmm(torch.ones(1, 2, 2).double(), torch.ones(1, 2, 2)), "x.float()"),
     "other": (lambda: {}["x"], ""),
 }
 

@@ -12,6 +12,7 @@ of it, where a sleeper would be woken at once.
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import select
@@ -20,6 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
+from unisono.errors import WorldError
+from unisono.system.disk import mend
 from unisono.system.processes import look_at
 
 SEMAPHORE_BYTES = 64
@@ -125,10 +128,24 @@ class SharedBlock:
 
     @classmethod
     def create(cls, name: str, num_bytes: int) -> tuple["SharedBlock", str]:
-        """Make the memory, all zeros; returns it and its address for the other processes."""
+        """Make the memory, all zeros; returns it and its address for the other processes.
+
+        Raises:
+            WorldError: The limit on file sizes is below so many bytes.
+            OSError: As the system says it.
+        """
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         os.fchmod(descriptor, 0o600)
-        os.ftruncate(descriptor, num_bytes)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno != errno.EFBIG:
+                raise
+            raise WorldError(
+                f"could not make {num_bytes:,} bytes of memory that the workers of this host share: the limit on file "
+                f"sizes counts for it, too. Hint: {mend(error)}."
+            ) from None
         offered = os.dup(descriptor)
         block = cls(descriptor, num_bytes)
         block._offered = offered  # stays open until the others have attached
