@@ -175,7 +175,8 @@ def _by_value(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[
 def _importable_name(fn: Callable[..., object]) -> tuple[str, str]:
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or isinstance(fn, type):
-        if isinstance(fn, str) and fn.endswith(".py"):
+        given: object = fn
+        if isinstance(given, str) and given.endswith(".py"):
             raise LaunchError(f"expected a function, got the text {fn!r}. Hint: for a script: unisono run -n 2 {fn}.")
         what = repr(fn) if len(repr(fn)) <= _MOST_SHOWN else f"{repr(fn)[:_MOST_SHOWN]}..."
         raise LaunchError(
