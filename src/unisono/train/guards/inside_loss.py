@@ -22,7 +22,7 @@ from unisono.determinism.loss_hooks import LossJudge, Observer
 from unisono.errors import PlaceError, StepError
 from unisono.strategies.base import StrategyContext
 from unisono.strategies.options import ExactOptions, StrategyOptions
-from unisono.train.guards.repeated import Repeated
+from unisono.train.guards.repeated import Repeated, leaves_of
 from unisono.train.guards.unkept import Unkept
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -73,7 +73,9 @@ class InsideLoss(LossJudge):
             self._has_made = False
 
     def end(self) -> None:
-        """Note that the step's own gradients are those that the model holds now."""
+        """Note that the step's own gradients are those that the model holds now; see `Repeated.end`."""
+        if self.is_looking:
+            self._repeated.end(self._step, self)
         if _has_added[0] and _added:
             _forget(_added, self._model.parameters())
         if _has_reached[0] and _reached:  # by another run's loss
@@ -95,7 +97,7 @@ class InsideLoss(LossJudge):
         """Note to which leaves, besides the prepared model's, the backward pass of what was returned will add."""
         if isinstance(found, Tensor) and found.requires_grad and not self._options.is_sharded:
             ours = self._own()
-            leaves = {id(leaf): leaf for leaf in _leaves([found]) if id(leaf) not in ours}
+            leaves = {id(leaf): leaf for leaf in leaves_of([found]) if id(leaf) not in ours}
             if leaves:
                 self._foreign.update(leaves)
                 _reached.update(leaves)
@@ -113,7 +115,7 @@ class InsideLoss(LossJudge):
             StepError: The model's parameters are among the leaves.
         """
         ours = self._own()
-        leaves = [_leaf_of(item) for item in inputs] or list(_leaves(outputs))
+        leaves = [_leaf_of(item) for item in inputs] or list(leaves_of(outputs))
         for leaf in leaves:
             # Sharded weights are gathered into parameters that the program never sees.
             if id(leaf) in ours or (self._options.is_sharded and isinstance(leaf, nn.Parameter)):
@@ -235,7 +237,7 @@ def refuse_leaked(optimizer: Optimizer) -> None:
 
 def note_added(outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
     """Note to which leaves a backward pass outside of a loss function adds; the step's own are forgotten at its end."""
-    leaves = [_leaf_of(item) for item in inputs] or list(_leaves(outputs))
+    leaves = [_leaf_of(item) for item in inputs] or list(leaves_of(outputs))
     _added.update({id(leaf): leaf for leaf in leaves if leaf is not None})
     _forget(_reached, [leaf for leaf in leaves if leaf is not None and leaf.grad is None])
     _added_at[0], _has_added[0] = called_at(), True
@@ -309,22 +311,3 @@ def _is_by_sharding() -> bool:
 def _leaf_of(item: Any) -> Any:
     """Return the tensor that backward would add to; None where an edge has none."""
     return item if isinstance(item, Tensor) else getattr(item.node, "variable", None)
-
-
-def _leaves(outputs: Iterable[Any]) -> Iterator[Any]:
-    """Yield the leaves that a graph leads to."""
-    nodes: list[Any] = []
-    for output in outputs:
-        if isinstance(output, Tensor) and output.grad_fn is None:
-            yield output
-        else:
-            nodes.append(output.grad_fn if isinstance(output, Tensor) else output.node)
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                nodes.append(after)

@@ -30,7 +30,8 @@ _LIBRARIES = (f"{Path(torch.__file__).parent}/", sysconfig.get_paths()["stdlib"]
 _CALLED = (MethodType, functools.partial, functools._lru_cache_wrapper, GeneratorType)
 _CONTAINERS = (list, tuple, deque, set, dict, OrderedDict, defaultdict)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _KEYED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that a run puts into a state before each replica."""
@@ -53,6 +54,7 @@ class KeptState:
     def __init__(self, function: Any, model: nn.Module) -> None:
         self._marks: dict[str, Any] = {}
         self._puts: list[tuple[str, Put, Any]] = []
+        self._tensor_puts: list[tuple[Put, Tensor]] = []
         self.tensors: dict[str, Tensor] = {}
         self.holders: dict[str, Any] = {}
         self.codes: list[tuple[CodeType, bool]] = []
@@ -73,10 +75,16 @@ class KeptState:
         """Return copies of the tensors among some places."""
         return {name: self.tensors[name].detach().clone() for name in names if name in self.tensors}
 
-    def put_back(self, values: dict[str, Tensor]) -> None:
-        """Put numbers and containers back as they were, and into tensors their `values`; new tensors stay."""
+    def put_back(self, values: dict[str, Tensor], *, replaces: bool = False) -> None:
+        """Put numbers and containers back as they were, and into tensors their `values`.
+
+        A tensor that another one has taken the place of comes back only if this `replaces`: else the new one stays,
+        since the graph of the newest loss may hold it.
+        """
         for _, put, value in self._puts:
             put(value)
+        for place, tensor in self._tensor_puts if replaces else ():
+            place(tensor)
         for container, items in self._containers:
             if isinstance(container, dict):
                 for key in [key for key in container if key not in items]:
@@ -104,6 +112,8 @@ class KeptState:
             self._marks[name] = mark
             if isinstance(value, Tensor):
                 self.tensors[name] = value
+                if put is not None:
+                    self._tensor_puts.append((put, value))
             return
         is_module = isinstance(value, nn.Module)
         self._modules += is_module
@@ -178,6 +188,8 @@ class KeptState:
         yield from ((f"{dot}{key}", each, None) for key, each in tensors.items() if each is not None)
         yield from ((f"{dot}{key}", each, None) for key, each in module._modules.items())
         yield from ((name, each, None) for hooks in _HOOKS for each in vars(module)[hooks].values())
+        for key, parameter in module._parameters.items():
+            yield from ((f"{dot}{key}", each, None) for each in _gradient_hooks(parameter))
         if not _is_library(type(module)):
             yield name, type(module), None
 
@@ -210,10 +222,20 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any, Put | None]
         yield name, value, functools.partial(setattr, cell, "cell_contents")
     yield from ((code.co_name, each, None) for each in function.__defaults__ or ())
     if not _is_library_file(code.co_filename):
+        yield from _of_attributes(code.co_name, function)
         known = function.__globals__
         for name in dict.fromkeys(_names(code)):
             if name in known:
                 yield name, known[name], functools.partial(known.__setitem__, name)
+
+
+def _gradient_hooks(parameter: Tensor | None) -> Iterator[Any]:
+    """Yield the program's hooks of a parameter's gradient, not those of a strategy."""
+    for kind in _GRADIENT_HOOKS:
+        for each in (getattr(parameter, kind, None) or {}).values():
+            code = getattr(each, "__code__", None)
+            if code is None or not code.co_filename.startswith(_OURS):
+                yield each
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any, Put | None]]:

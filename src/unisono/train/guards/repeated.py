@@ -3,18 +3,34 @@
 What `kept_state` sees change may be a log, a cache or a queue. So the same call is made once more, with the same
 random numbers and the same buffers, and only where loss or draws are others then, the step is refused. Where nothing
 has changed, and in all steps but some, there is one call.
+
+What is kept may decide the gradient alone: hooks of gradients, an autograd.Function. So where something has changed by
+the end of the step's passes, loss and backward pass are computed twice more, for their gradients only.
 """
 
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
+from unisono.collectives.places import HERE
+from unisono.determinism.backward import differentiate
+from unisono.determinism.loss_hooks import LossJudge
 from unisono.errors import StepError
 from unisono.strategies.parts import streams
 from unisono.train.guards.kept_state import KeptState
 from unisono.train.guards.unkept import Unkept
+
+
+class _Called(NamedTuple):
+    """A call of a step that is looked at, until the end of the step's passes."""
+
+    function: Callable[[Any], Any]
+    micro: Any
+    drawn: bytes  #: The generators before it.
+    names: list[str]  #: What it has changed; if that is nothing, `after` is what is kept.
+    after: KeptState | None
 
 
 @final
@@ -23,6 +39,7 @@ class Repeated:
 
     def __init__(self, model: nn.Module, device: torch.device, unkept: Unkept) -> None:
         self._model, self._device, self._unkept = model, device, unkept
+        self._called: _Called | None = None
 
     def call(self, step: int, function: Callable[[Any], Any], micro: Any, *, speaks: bool) -> Any:
         """Return what a loss function returns for a micro-batch.
@@ -36,6 +53,7 @@ class Repeated:
         found = function(micro)
         after = KeptState(function, self._model)
         self._unkept.note(after, names := after.changed(before))
+        self._called = _Called(function, micro, drawn, names, None if names else after)
         if not names:
             return found
         del before
@@ -49,21 +67,111 @@ class Repeated:
         after.put_back(values)
         return found
 
+    def end(self, step: int, judge: LossJudge) -> None:
+        """Compare gradients of the micro-batch that was called for, if the step's passes have changed what is kept.
+
+        They are computed anew, and all that this changes is put back: gradients, buffers, generators and what is kept.
+
+        Args:
+            step: 1-based.
+            judge: Of the loss function.
+
+        Raises:
+            StepError: A parameter has another gradient when loss and backward pass are computed again.
+        """
+        called, self._called = self._called, None
+        if called is None:
+            return
+        start = KeptState(called.function, self._model)
+        names = called.names if called.after is None else start.changed(called.after)
+        if not names:
+            return
+        values, drawn, buffers = start.values(names), streams.capture(self._device), _buffers(self._model)
+        first = self._gradients(called, judge)
+        names = KeptState(called.function, self._model).changed(start)
+        if first is not None and names:
+            _put(buffers)
+            second = self._gradients(called, judge) or {}
+            for name, gradient in first.items():
+                if _bits(gradient) != _bits(second.get(name)):
+                    _refuse_gradient(step, name, names)
+        _put(buffers)
+        streams.restore(drawn, self._device)
+        start.put_back(values, replaces=True)
+
+    def _gradients(self, called: _Called, judge: LossJudge) -> dict[str, Tensor | None] | None:
+        """Return the gradients of a call by parameter, with its random numbers; None where it has no loss."""
+        streams.restore(called.drawn, self._device)
+        HERE.loss = judge
+        try:
+            found = called.function(called.micro)
+        finally:
+            HERE.loss = None
+        if not isinstance(found, Tensor) or not found.requires_grad or found.numel() != 1:
+            return None
+        named = dict(self._model.named_parameters())
+        leaves = {id(each): each for each in (*named.values(), *leaves_of([found]))}.values()
+        held = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        HERE.is_in_backward = True
+        try:
+            differentiate(found, 1.0)
+            return {name: each.grad for name, each in named.items()}
+        finally:
+            HERE.is_in_backward = False
+            for leaf, gradient in zip(leaves, held, strict=True):
+                leaf.grad = gradient
+
+
+def leaves_of(outputs: Iterable[Any]) -> Iterator[Any]:
+    """Yield the leaves that a graph leads to, from tensors or edges."""
+    nodes: list[Any] = []
+    for output in outputs:
+        if isinstance(output, Tensor) and output.grad_fn is None:
+            yield output
+        else:
+            nodes.append(output.grad_fn if isinstance(output, Tensor) else output.node)
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                nodes.append(after)
+
+
+def _refuse_gradient(step: int, parameter: str, names: list[str]) -> None:
+    raise StepError(
+        f"step {step}: the gradient of {parameter!r} is another one when loss and backward pass are computed again for "
+        "the same micro-batch, by what a hook of gradients, the backward of an autograd.Function or the loss function "
+        f"keeps from call to call: {_listed(names)}. The weights would depend on the number of workers. Hint: compute "
+        "it from the gradient and the micro-batch alone; a schedule goes by batch.step, set in the loop before "
+        "run.step(); draw from torch's own generators, which are keyed. More: docs/determinism.md, 'What a loss "
+        "function keeps'."
+    )
+
 
 def _refuse(step: int, names: list[str], what: str) -> None:
-    kept = ", ".join(name or "its state" for name in names[:3]) + (", ..." if len(names) > 3 else "")
     raise StepError(
         f"step {step}: the loss function has {'another' if what == 'loss' else 'other'} {what} when it is "
-        f"called again for the same micro-batch, by what it keeps from call to call: {kept}. The weights "
+        f"called again for the same micro-batch, by what it keeps from call to call: {_listed(names)}. The weights "
         "would depend on the number of workers. Hint: in a model register_buffer(name, tensor); else change it in the "
         "loop, after run.step(), and run.register(name, it); a schedule goes by batch.step; draw from torch's own "
         "generators, which are keyed. More: docs/determinism.md, 'What a loss function keeps'."
     )
 
 
+def _listed(names: list[str]) -> str:
+    return ", ".join(name or "its state" for name in names[:3]) + (", ..." if len(names) > 3 else "")
+
+
 def _bits(found: Any) -> Any:
     if not isinstance(found, Tensor):
         return repr(found)
+    found = found.to_dense() if found.layout is not torch.strided else found
     return found.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
