@@ -148,11 +148,11 @@ def test_files_of_another_kind(saved, tmp_path):
     with pytest.raises(CheckpointError, match=r"got 'runs/none' \(in '.*'\), where nothing is\. Hint: "):
         load_weights(nn.Linear(1, 1), "runs/none")
     (tmp_path / "model.pt").touch()
-    (tmp_path / "modle.py").touch()
+    (tmp_path / "model1.py").touch()
     with pytest.raises(
-        CheckpointError, match=r"modle\.pt' \(in .*nothing is\. Hint: did you mean '[^']*/model\.pt'\?$"
+        CheckpointError, match=r"model1\.pt' \(in .*nothing is\. Hint: did you mean '[^']*/model\.pt'\?$"
     ):
-        load_weights(nn.Linear(1, 1), tmp_path / "modle.pt")
+        load_weights(nn.Linear(1, 1), tmp_path / "model1.pt")
     with pytest.raises(ConfigError, match=r"ends in \.pt.*got 'x\.npz'"):
         export_weights(state, tmp_path / "x.npz")
     with pytest.raises(ConfigError, match="there is no"):

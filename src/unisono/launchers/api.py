@@ -175,10 +175,10 @@ def _by_value(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[
 def _importable_name(fn: Callable[..., object]) -> tuple[str, str]:
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or isinstance(fn, type):
-        given: object = fn
-        if isinstance(given, str) and given.endswith(".py"):
-            raise LaunchError(f"expected a function, got the text {fn!r}. Hint: for a script: unisono run -n 2 {fn}.")
-        what = repr(fn) if len(repr(fn)) <= _MOST_SHOWN else f"{repr(fn)[:_MOST_SHOWN]}..."
+        shown = repr(fn)
+        if shown.endswith(".py'") and isinstance(fn, str):
+            raise LaunchError(f"expected a function, got the text {shown}. Hint: for a script: unisono run -n 2 {fn}.")
+        what = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
         raise LaunchError(
             f"expected a function, got {' '.join(what.split())} of type {type(fn).__name__}. "
             "Hint: give the function and its arguments, launch(train, arg, key=value), not what train(...) returned."

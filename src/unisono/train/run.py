@@ -251,9 +251,10 @@ class Run(RunState):
             ConfigError: ``batch_size < 1``, not a map-style data set, not a plan, or another `last`.
             DataError: The data set is empty, the plan does not fit it, or ``drop`` leaves nothing.
         """
-        self.first_look.at_sizes((schedule := schedule_of(batch_size)).first, self.replicas)
         how: Any = {"transform": transform, "collate": collate, "num_workers": num_workers, "prefetch": prefetch}
-        return make_loader(self, dataset, schedule, shuffle=shuffle, plan=plan, last=last, **how)
+        made = make_loader(self, dataset, size := schedule_of(batch_size), shuffle=shuffle, plan=plan, last=last, **how)
+        self.first_look.at_sizes(size.first, self.replicas, getattr(made, "sampler", None))
+        return made
 
     @answers_keywords
     def steps(

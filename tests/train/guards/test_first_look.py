@@ -285,6 +285,18 @@ def test_images_of_bytes_are_told(scale, is_told):
     assert all("whole numbers from 0 to 2" in each and "images / 255" in each for each in told)
 
 
+def test_a_batch_larger_than_the_data_set_is_told_by_the_leader_alone(toy):
+    """Each epoch is one step then, whatever was meant; a batch that is all samples is no mistake."""
+    num_samples = len(toy.data)
+    with unisono.Run() as run:
+        loader = run.loader(toy.data, batch_size=num_samples)
+        with pytest.warns(
+            UserWarning, match=rf"^batch_size=1000000 is more than the data set's {num_samples} samples: "
+        ):
+            run.loader(toy.data, batch_size=10**6)
+    FirstLook(is_leader=False).at_sizes(10**6, 1, loader.sampler)  # a warning would be an error here
+
+
 def test_idle_replicas_are_told_by_the_leader_alone(toy):
     """Fewer samples a step than replicas: said once for all ranks; as many are enough."""
 

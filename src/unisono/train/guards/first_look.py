@@ -64,8 +64,10 @@ class FirstLook:
         if isinstance(part, nn.Module):
             _averages.update(each for each in part.modules() if isinstance(each, AveragedModel))
 
-    def at_sizes(self, batch_size: int, replicas: int) -> None:
-        """Look at the samples of a batch."""
+    def at_sizes(self, batch_size: int, replicas: int, sampler: Any = None) -> None:
+        """Look at the samples of a batch, and of an epoch, which only a stream's loader does not know."""
+        if self._speaks and sampler is not None and batch_size > (there := sampler.num_samples):
+            warn(f"batch_size={batch_size} is more than the data set's {there} samples: each epoch is one step.")
         if batch_size < replicas and self._speaks:
             idle = replicas - batch_size
             warn(
