@@ -98,7 +98,7 @@ def medians(records: quoted.Records) -> list[str]:
     """Return what all records say of the two times that one run shows."""
     late, joined = (sentence.format(*values) for _, sentence, values in quoted.live_medians(records))
     record = "Grey, record: a step's line is written, and whoever joins is waited for."
-    return [late, "Worker 3 is a copy of a process that has loaded torch. A worker that loads", joined, record]
+    return [late, "Worker 3 is forked from a process that has loaded torch, as all workers are:", joined, record]
 
 
 def text(x: float, y: float, words: str, *, size: int = 14, fill: str = INK, at: str = "start", more: str = "") -> str:

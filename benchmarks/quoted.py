@@ -125,7 +125,7 @@ def live_medians(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]
     late = records.all("live_kills", f"{LIVE} (all jobs)")[0]
     sentence = "Median of {:,.0f} kills: {:.2f} s longer than two undisturbed steps."
     yield "docs/pictures/live.svg", sentence, (len(late.samples), late.median)
-    sentence = "torch itself has joined after {:.1f} s (median)."
+    sentence = "of two, a new one has joined after {:.1f} s (median)."
     yield "docs/pictures/live.svg", sentence, (records.median("live_missing", JOINED),)
 
 
