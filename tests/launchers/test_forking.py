@@ -207,6 +207,28 @@ def test_a_server_that_is_killed(place, note, loads):
     assert len(loads()) == 3
 
 
+def test_a_server_that_is_stopped(place, note, loads):
+    """It is not waited for for ever: the worker that starts again loads torch itself."""
+    body = textwrap.dedent("""
+        import torch, sys, time, os
+        again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+        note(f"pid-{RANK}-{again}")
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        sys.exit(0 if again else 3)
+        """)
+    place.write(note + body)
+    hasty = f"from unisono.launchers import forking; forking._ANSWER_S = 0.5; {RUN}"
+    launcher = place.popen(sys.executable, "-c", hasty, "-n2", "--max-restarts=1", "script.py")
+    place.wait_files("pid-*-False", 2)
+    (server,) = loads()
+    os.kill(server, signal.SIGSTOP)
+    (place.folder / "go").touch()
+    assert place.finish(launcher).returncode == 0
+    assert len(loads()) == 3
+    place.wait_gone([server], 10)
+
+
 def test_a_launcher_that_is_killed(place, note, loads):
     """Server and workers end with it."""
     launcher = place.start(note + "import torch, time\nnote(f'pid-{RANK}')\nwhile True: time.sleep(0.05)\n", "-n2")

@@ -28,7 +28,7 @@ from unisono.system.processes import adopting
 
 FORK_VARIABLE = "UNISONO_FORK"
 """0: start each worker as a new process that loads torch itself."""
-_LOOK_S = 0.25
+_LOOK_S, _ANSWER_S = 0.25, 10.0
 _OWN = ("torch", "unisono.train.run")
 # What a worker is told of itself, and what torch does not look at while it is loaded.
 _PER_WORKER = ("RANK", "LOCAL_", "ROLE_", "WORLD_SIZE", "GROUP_", "MASTER_", "TORCHELASTIC_", "UNISONO_",
@@ -145,6 +145,7 @@ class ForkServer:
         if is_ready and not self._is_quiet:  # else each worker says it again
             self._said.seek(0)
             sys.stderr.write(self._said.read().decode(errors="replace"))
+        self._control.settimeout(_ANSWER_S)
         self._is_ready = is_ready
         self._events.put(Loaded())  # where it is waited for now, which may be another queue than at first
 
@@ -179,10 +180,13 @@ class ForkServer:
                 socket.send_fds(self._control, [message], [*streams, *passed.values()])
             except OSError:  # it has ended, or one of our own streams is closed
                 return None
-            answer = self._control.recv(REQUEST_BYTES)
-        if not answer:  # it was killed
-            self._is_ready = False
-            return None
+            answer = b""
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                answer = self._control.recv(REQUEST_BYTES)
+            if not answer:  # it was killed, or somebody has stopped it: it shall fork none that nobody knows of
+                self._is_ready = False
+                self._process.kill()
+                return None
         found = json.loads(answer)
         if "error" in found:
             raise OSError(found["error"])
