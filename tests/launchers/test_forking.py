@@ -271,6 +271,26 @@ def test_what_is_loaded_for_a_script(tmp_path, monkeypatch, body, loaded):
     assert modules_for(LaunchSpec(target=_script(tmp_path, body), workers=2), {}) == loaded
 
 
+@pytest.mark.parametrize(
+    ("name", "body", "loaded"),
+    [
+        ("net.py", "import torch", ("torch",)),
+        ("net.py", "import torch, os\nos.environ['OMP_NUM_THREADS'] = '4'", ()),
+        ("net/__init__.py", "import os\nos.environ['OMP_NUM_THREADS'] = '4'\nimport torch", ()),
+        ("net/own.py", "import torch", ("torch",)),
+        ("other.py", "import torch", ()),
+        ("net.py", "import net, train\nfrom train import x\nimport torch", ("torch",)),  # in a circle
+    ],
+)
+def test_modules_beside_the_script(tmp_path, monkeypatch, name, body, loaded):
+    """They are looked at, too: what they set counts, and what they import."""
+    monkeypatch.setattr("unisono.launchers.forking.find_gpus", lambda environ: ())
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(body)
+    script = _script(tmp_path, "import net\nfrom net import own\n")
+    assert modules_for(LaunchSpec(target=script, workers=2), {}) == loaded
+
+
 def test_what_is_loaded_for_others(tmp_path, monkeypatch):
     """Our own functions need all; a program's, what the program has loaded; a module is not looked for."""
     monkeypatch.setattr("unisono.launchers.forking.find_gpus", lambda environ: ())

@@ -75,24 +75,41 @@ def names_us(path: str) -> bool:
 
 
 def what_it_loads(path: str, environment: Container[str] = ()) -> frozenset[str]:
-    """Return which of torch and unisono a script imports, itself or by way of a library built on torch.
+    """Return which of torch and unisono a script, with the modules beside it, imports; or a library built on torch.
 
-    Nothing, too, where it sets variables that are read while torch is loaded: that must happen first then. A default
-    for one that `environment` has sets nothing.
+    Nothing, too, where one of them sets variables that are read while torch is loaded: that must happen first
+    then. A default for one that `environment` has sets nothing.
     """
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return frozenset()
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-        elif _sets_what_torch_reads(node, environment):
+    found, files, seen = set[str](), [Path(path)], set[Path]()
+    while files:
+        file = files.pop()
+        seen.add(file)
+        try:
+            nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+        except (OSError, SyntaxError, ValueError):
             return frozenset()
+        if any(_sets_what_torch_reads(node, environment) for node in nodes):
+            return frozenset()
+        names = {name for node in nodes for name in _imported(node)}
+        found |= {name.partition(".")[0] for name in names}
+        files += {each for name in names for each in _beside(Path(path).parent, name)} - seen
     return frozenset({"unisono"} & found | ({"torch"} if found & _LOAD_TORCH else set()))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """Return the modules that a statement imports, by their whole names; also what may be one in a package."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def _beside(folder: Path, name: str) -> list[Path]:
+    """Return the files of a module that lies beside a script, with those of the packages that it is in."""
+    parts = name.split(".")
+    places = [folder.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
+    return [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
 
 
 def _sets_what_torch_reads(node: ast.AST, environment: Container[str]) -> bool:
