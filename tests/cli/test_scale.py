@@ -29,6 +29,7 @@ with unisono.Run(seed=1, replicas=4, out=out, checkpoint_every=10**6) as run:
     for batch in run.steps(run.loader(data, batch_size=8), max_steps=steps):
         time.sleep(pause_s)
         run.step(batch, lambda micro: torch.nn.functional.cross_entropy(model(micro.x), micro.y))
+time.sleep(1)
 """
 
 
@@ -55,7 +56,9 @@ def ledger(path):
 
 @pytest.mark.slow
 def test_a_training_shrinks_and_grows(tmp_path):
-    """Four workers, two, three, and the leader is killed right before it shrinks to two; then the run is stopped."""
+    """Four workers, two, three, and the leader is killed right before it shrinks to two; then the run is stopped,
+    while those that were released are still at the end of their program.
+    """
     program, calm, moved = tmp_path / "program.py", tmp_path / "calm", tmp_path / "moved"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "unisono", "run", "-n"]

@@ -37,7 +37,7 @@ from unisono.launchers.supervision.memory_kills import count_kills
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Events, OutputBroken, Signalled, WorkerGroup, next_event
-from unisono.system.heartbeat import STEPPING
+from unisono.system.heartbeat import STEPPING, Reading
 from unisono.system.machine import usable_cores
 from unisono.system.messages import tell
 from unisono.system.words import counted
@@ -150,8 +150,13 @@ def _watch(
 
 def _saves(group: WorkerGroup) -> bool:
     """Whether all running workers are in steps of a run that saves; not where none is left."""
-    readings = group.readings()
-    return bool(readings) and all(reading.state == STEPPING for reading in readings.values())
+    readings = _of_members(group)
+    return bool(readings) and all(reading.state == STEPPING for reading in readings)
+
+
+def _of_members(group: WorkerGroup) -> list[Reading]:
+    """Return what those have told that train; one that was released may still be at the end of its program."""
+    return [reading for rank, reading in group.readings().items() if rank not in group.excluded]
 
 
 def _stop_between_steps(
@@ -162,7 +167,7 @@ def _stop_between_steps(
         return Ended(asked.why, is_gentle=False)
     mattering = [end for rank, end in group.exits.items() if rank not in group.excluded]
     all_dead = not group.running and not any(_is_well(group, end) for end in mattering)
-    if all_dead or any(reading.state != STEPPING for reading in group.readings().values()):
+    if all_dead or any(reading.state != STEPPING for reading in _of_members(group)):
         return Ended(asked.why, is_gentle=True) if isinstance(asked, Called) else asked
     group.ask_stop()
     deadline = time.monotonic() + group.spec.stop_grace_s
