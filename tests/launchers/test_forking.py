@@ -291,6 +291,16 @@ def test_modules_beside_the_script(tmp_path, monkeypatch, name, body, loaded):
     assert modules_for(LaunchSpec(target=script, workers=2), {}) == loaded
 
 
+@pytest.mark.parametrize("line", ["from . import early", "from .early import x", "from ..net import early"])
+def test_modules_of_a_package_beside_the_script(tmp_path, monkeypatch, line):
+    """Those that a package imports by relative names, too."""
+    monkeypatch.setattr("unisono.launchers.forking.find_gpus", lambda environ: ())
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "__init__.py").write_text(f"{line}\nimport torch\n")
+    (tmp_path / "net" / "early.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '4'\nx = 1\n")
+    assert modules_for(LaunchSpec(target=_script(tmp_path, "import net\n"), workers=2), {}) == ()
+
+
 def test_what_is_loaded_for_others(tmp_path, monkeypatch):
     """Our own functions need all; a program's, what the program has loaded; a module is not looked for."""
     monkeypatch.setattr("unisono.launchers.forking.find_gpus", lambda environ: ())

@@ -92,7 +92,10 @@ def what_it_loads(path: str, environment: Container[str] = ()) -> frozenset[str]
             return frozenset()
         names = {name for node in nodes for name in _imported(node)}
         found |= {name.partition(".")[0] for name in names}
-        files += {each for name in names for each in _beside(Path(path).parent, name)} - seen
+        places = {(Path(path).parent, name) for name in names} | {
+            place for node in nodes for place in _imported_from_here(node, file)
+        }
+        files += {each for folder, name in places for each in _beside(folder, name)} - seen
     return frozenset({"unisono"} & found | ({"torch"} if found & _LOAD_TORCH else set()))
 
 
@@ -103,6 +106,14 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return []
+
+
+def _imported_from_here(node: ast.AST, file: Path) -> list[tuple[Path, str]]:
+    """Return what a statement of `file` imports by a relative name: the package's directory, and the name in it."""
+    if not isinstance(node, ast.ImportFrom) or not 0 < node.level <= len(file.parents):
+        return []
+    before = f"{node.module}." if node.module else ""
+    return [(file.parents[node.level - 1], f"{before}{alias.name}") for alias in node.names]
 
 
 def _beside(folder: Path, name: str) -> list[Path]:
