@@ -105,12 +105,12 @@ def tell_what_is_kept(group: WorkerGroup) -> None:
         target = group.spec.target
         may_begin = not isinstance(target, ScriptTarget) or names_us(target.path)
         if may_begin and group.spec.again != SAME_COMMAND:  # a program that called launch() has the exception itself
-            tell(f"stopped before a run began; nothing has been saved. Again: {group.spec.again}")
+            tell(f"stopped before a run began; this launch has saved nothing. Again: {group.spec.again}")
         return
     done, saved, last = (max(getattr(reading, name) for reading in told) for name in ("done", "saved", "last"))
     if last and done >= last and saved >= last:
         tell(f"stopped after the last step: all {last} steps are done and saved, the run is complete.")
         return
     where = f"stopped at once, {done} steps were done" if done else "stopped before the first step"
-    kept = f"the newest checkpoint is of step {saved}" if saved else "no checkpoint has been written"
+    kept = f"the newest checkpoint is of step {saved}" if saved else "this launch has written no checkpoint"
     tell(f"{where}; {kept}. {'Go on' if saved else 'Start again'} with: {group.spec.again}")

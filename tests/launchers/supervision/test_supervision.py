@@ -260,7 +260,7 @@ def test_heavy_modules_stay_out(place):
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("", "stopped before the first step; no checkpoint has been written. Start again with: unisono "),
+        ("", "stopped before the first step; this launch has written no checkpoint. Start again with: unisono "),
         (
             "heartbeat.done(8); heartbeat.saved(8)",
             "stopped at once, 8 steps were done; the newest checkpoint is of step 8. Go on with: unisono ",
