@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent / "docs"
 MARK = "<!-- runs behind the first block of common-tasks.md -->\n"
 BLOCK = r"```python\n(.*?)^```"
@@ -40,6 +42,7 @@ def program(task: str) -> str:
     return f"{SETUP}{task}{prepare}{LOOP}"
 
 
+@pytest.mark.slow
 def test_the_lines_of_every_task_run(tmp_path):
     """In one process, without a warning; those that make a run train."""
     paths = [tmp_path / f"task_{number:02}.py" for number in range(len(TASKS))]

@@ -8,6 +8,7 @@ import pytest
 from adversary.damages import forget
 from adversary.found import Found
 from adversary.sweep import KINDS, QUICK, kind_of, summary, sweep
+from cases import some_are_slow
 
 SEED = 0
 
@@ -18,7 +19,7 @@ def _clean():
     forget()
 
 
-@pytest.mark.parametrize("number", range(30))
+@pytest.mark.parametrize("number", some_are_slow(range(30), 12))
 @pytest.mark.filterwarnings("default")
 def test_drawn_cases(number):
     """Nothing is found. The case is repeated by ``python -m adversary --kinds quick --seed 0 --first NUMBER``."""

@@ -67,6 +67,7 @@ def test_several_killed_ranks():
             assert named <= set(loss["victims"])
 
 
+@pytest.mark.slow
 def test_a_stopped_rank():
     """A rank stopped (SIGSTOP) anywhere: all name it and nobody else when the timeout has passed, and not before."""
     for loss in lose(2, signal.SIGSTOP, 0.5):

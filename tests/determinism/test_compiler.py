@@ -72,6 +72,7 @@ print(*train(lambda optimizer: optimizer.step(), lambda loss, at: loss.backward(
     assert usual[-2:] == ["True", "True"]  # the control: if torch has changed, nothing need be spared
 
 
+@pytest.mark.slow
 def test_once_it_is_here_torch_goes_on():
     """Methods are left out of graphs by the compiler itself, which is told to be deterministic; bits stay."""
     told = alone(SPARED + """
@@ -173,6 +174,7 @@ print(step(torch.ones(2)).tolist(), graphs)
     assert alone(program.format(first=OPEN)) == usual
 
 
+@pytest.mark.slow
 def test_without_being_asked_the_compiler_is_not_deterministic():
     """The control of the above."""
     assert alone("import torch._inductor.config as config; print(config.deterministic)") == ["False"]

@@ -11,6 +11,7 @@ from torch.backends import cudnn, mkldnn
 from torch.nn import functional as F
 
 import unisono
+from cases import some_are_slow
 from ranks import run_threads
 from unisono.collectives.loopback import run_ranks
 from unisono.determinism.flags import _FLAGS, _ON_CUDA, FlagWatch, check_threads, compare_flags, read_flags
@@ -95,7 +96,7 @@ def test_each_flag_is_seen_by_its_name(name):
     assert (name in read_flags("cpu")) == (name in _FLAGS)  # what only CUDA looks at does not count on a CPU
 
 
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", some_are_slow(ON_CPU, 4))
 def test_a_resume_under_another_flag_is_refused(name, tmp_path):
     """A flag that was set otherwise in the first launch, or in the next one, is refused by its name."""
     train(tmp_path / "plain")

@@ -22,6 +22,7 @@ def starts(hosts, *arguments, workers, options=LIVE, out=None):
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_host_dies(hosts, reference):
     """Two hosts: the second one's only worker is killed within a step; the first finishes it, with the same bits."""
     first, _ = starts(hosts, "forward@9:2", workers=(2, 1), out="own")

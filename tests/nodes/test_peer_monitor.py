@@ -141,6 +141,7 @@ def test_a_host_that_waits(start):
         assert events.get(timeout=60) == Called("a host has come", is_gentle=True)
 
 
+@pytest.mark.slow
 def test_a_place_that_has_become_free(start):
     """A host that was left out makes room for another one, when the others' workers have begun their steps."""
     asked, others = queue.SimpleQueue(), Others(0, is_armed=False)
@@ -168,6 +169,7 @@ class Others:
         self.hosts, self.is_armed = hosts, is_armed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [Others(0, 2, is_armed=True), Others(1, 2, is_armed=False)])
 def test_a_store_that_workers_can_do_without(start, server, others):
     """Its loss is for the majority to judge, or has been; the control: once they cannot go on, it ends the workers."""
@@ -181,6 +183,7 @@ def test_a_store_that_workers_can_do_without(start, server, others):
     assert isinstance(events.get(timeout=60), Called)
 
 
+@pytest.mark.slow
 def test_silence_that_workers_can_do_without(start):
     """Others judge it; the control: once workers cannot go on without a host, it is a loss."""
     _, attempt, events = start(0, 0.5, others=Others(0, 1, is_armed=True))
@@ -190,6 +193,7 @@ def test_silence_that_workers_can_do_without(start):
     assert events.get(timeout=60) == Called("a host is lost")
 
 
+@pytest.mark.slow
 def test_a_store_in_the_place_of_a_lost_one(start, boards):
     """What is said there concerns another attempt; the control: in our own store it ends the workers."""
     boards[1].put("ending/1", asdict(NodeEnding(kind="failed", exit_code=1)))

@@ -234,6 +234,7 @@ def test_after_a_fork(client):
     assert client.get(b"k") == b"child"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("try_s", [0.2, 60.0])
 def test_a_connection_that_is_given_up(monkeypatch, try_s):
     """Nobody takes it, as on a lost host: between two tries it may be given up; the control: within one it may not."""

@@ -6,6 +6,7 @@ import time
 import pytest
 
 import jobs
+from cases import some_are_slow
 from forks import run_forked
 from ranks import once, run_processes, run_threads
 from strategies import conformance
@@ -53,7 +54,7 @@ IN_ONE_PROCESS = [
 """What learns is asked once: that other worlds compute the same, the other programs find."""
 
 
-@pytest.mark.parametrize(("case", "world_size", "program"), IN_ONE_PROCESS)
+@pytest.mark.parametrize(("case", "world_size", "program"), some_are_slow(IN_ONE_PROCESS, 18))
 def test_in_one_process(data, case, world_size, program):
     """Every strategy keeps these promises alone and on loopback ranks."""
     check(run_threads(conformance.PROGRAMS[program], world_size, case, data))

@@ -124,6 +124,7 @@ def test_ranks_with_one_gpu_are_named():
     assert find_shared(["a/x", "b/x", "b/x"]) == "ranks 1 and 2 have the same GPU (b/x)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "ranks"),
     [

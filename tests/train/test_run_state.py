@@ -125,6 +125,7 @@ def played(out, *how):
     return ended.returncode, ended.stderr
 
 
+@pytest.mark.slow
 def test_killed_at_any_step(tmp_path):
     """SIGKILL after checkpoints (of steps 3, 6 and 9): the same bytes as undisturbed."""
     assert played(tmp_path / "whole") == (0, "")
@@ -139,6 +140,7 @@ def test_killed_at_any_step(tmp_path):
         assert (out / "metrics.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same(tmp_path):
     """Bytes of one and of two processes are equal; what differs by rank is the leader's."""
     ranks.run_threads(recording_programs.play, 1, str(tmp_path / "1"))

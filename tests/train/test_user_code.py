@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
+from cases import some_are_slow
 from train.conftest import Killed, build_batch_norm, die
 from unisono.checkpoint.saver import Saver
 from unisono.checkpoint.snapshot import Snapshot
@@ -129,7 +130,7 @@ def train_changing(toy, change, *, out=None, stop_after=None):
         return run.fingerprint(), places
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", some_are_slow(CHANGES.values(), 2), ids=CHANGES)
 def test_weights_that_the_loop_changes_beside_a_checkpoint(toy, tmp_path, monkeypatch, change):
     """A checkpoint holds the step's end, though it is copied after the loop's body has changed the weights again."""
     alone, _ = train_changing(toy, change)

@@ -62,6 +62,7 @@ def test_rounded_sums_between_hosts():
     check_rounded(launched(4), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [4, 8])
 def test_a_host_sends_one_partial(replicas):
     """2 x 2 ranks: a host of four or eight replicas sends one partial sum and its results, not those of two ranks."""

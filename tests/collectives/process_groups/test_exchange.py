@@ -19,6 +19,7 @@ def test_nothing_is_added_into_what_is_still_being_sent(world_size):
     assert [seen["late"] for seen in launched(world_size)] == [{"right": True}] * world_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", SIZES)
 def test_two_ranks_give_no_sum_where_its_result_comes(world_size):
     """The other's partial sum would fall into it; more ranks may, for theirs come elsewhere."""

@@ -194,6 +194,7 @@ SENDER = PEER.partition("exchange._sends")[0].replace("24", "26") + "signal.paus
 """Gives a large part of a sum, and waits for the end."""
 
 
+@pytest.mark.slow
 def test_a_rank_dies_while_it_sends(tmp_path, monkeypatch):
     """Nothing ends the wait for the rest of its message, the control, but this rank goes on when it is called."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -227,6 +228,7 @@ def test_a_rank_dies_while_it_sends(tmp_path, monkeypatch):
     assert not waiting.is_alive()
 
 
+@pytest.mark.slow
 def test_a_rank_dies_while_a_partial_sum_is_on_its_way_to_it(tmp_path, monkeypatch):
     """Nothing ends the wait of that message, the control, but this rank adds without it, and goes on when called."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -259,6 +261,7 @@ def _wait(work):
         work.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_the_thread_that_connects_is_left_behind(monkeypatch, is_cut):
     """It waits for a place that a lost rank has not told, and ends soon; the control: not where nothing cuts it off."""

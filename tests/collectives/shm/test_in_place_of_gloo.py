@@ -60,6 +60,7 @@ def test_a_script_that_asks_for_gloo(tmp_path):
     assert "shm cannot take gloo's place in 'cpu:gloo,cuda:nccl'" in refused
 
 
+@pytest.mark.slow
 def test_a_script_without_the_option(tmp_path):
     """The control: without the option the same script gets what it asks for."""
     assert run_script(tmp_path, [{"backend": "gloo"}], None, workers=1) == [[["gloo", "gloo"]] * 4 + [[1.0, 1.0]]]

@@ -33,6 +33,7 @@ def test_bytes_that_a_group_of_one_moves(tmp_path, monkeypatch):
     assert device_checks.moved(bench(tmp_path, "cpu")).verdict == NOT_RUN
 
 
+@pytest.mark.slow
 def test_a_training_with_little_memory(tmp_path, monkeypatch):
     """Where it is enough, the fingerprint of all memory; else an error. A limit without effect is noticed."""
     found = run_processes(gpu_programs.pressed, 1)[0]

@@ -66,6 +66,7 @@ def test_how_launchers_have_to_end(tmp_path, codes, lost, wrong):
     assert all(told.startswith(words) for told, words in zip(found, wrong, strict=True)), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_launchers_that_do_not_end(tmp_path, monkeypatch, hangs):
     """They are waited for only so long, and told of, also where their host was not lost; the control is above."""

@@ -145,6 +145,7 @@ def launched_again(run, folder, **said):
     return forger.train(folder, OTHER, drift=True, **said)
 
 
+@pytest.mark.slow
 def test_another_launch_is_no_forgery(honest, tmp_path):
     """Where it computes nothing, the environment stays that of the steps, and the published commitment the run's."""
     published = json.loads((honest / "commitment.json").read_text())["sha256"]

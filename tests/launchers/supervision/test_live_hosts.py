@@ -503,6 +503,7 @@ def play_all(seeds):
     return lived_through, succeeded, joined, fulfilled, both, later
 
 
+@pytest.mark.slow
 def test_every_game_ends():
     """Seeded orders of words, deaths and cuts: whoever is left finishes in one world, or all hosts are told why not."""
     *each, both, later = play_all(range(1000))

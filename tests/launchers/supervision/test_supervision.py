@@ -302,6 +302,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_one_that_waits_to_join_and_shows_no_sign_of_life(tmp_path, capfd):
     """It is killed as a worker would be, so that another one can be started; those that beat are left alone."""
     (tmp_path / "script.py").write_text(SILENT)

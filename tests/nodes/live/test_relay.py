@@ -133,6 +133,7 @@ def test_an_answer_to_an_old_question(start):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_asked_again", [True, False])
 def test_a_connection_that_stands_still(start, monkeypatch, is_asked_again):
     """As while TCP waits to send a lost packet again: another connection is answered; the control: none is made."""
@@ -152,6 +153,7 @@ def test_a_connection_that_stands_still(start, monkeypatch, is_asked_again):
     assert (longest < silence_s) == is_asked_again
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_ends_nothing(start):
     """The deciding one, which hears no majority, does not say that all is over, though the others are back in time."""
     first, second, third = start(3, QUIET_S)
@@ -203,6 +205,7 @@ def test_the_deciding_host_is_lost(start):
     assert second.cuts.empty()
 
 
+@pytest.mark.slow
 def test_a_host_without_workers_does_not_decide(start):
     """The deciding host is lost: the third one decides, and goes on alone when the second one is lost, too."""
     first, second, third = start(3, QUIET_S)
@@ -220,6 +223,7 @@ def test_a_host_without_workers_does_not_decide(start):
     assert (third.relay.hosts, third.relay.decider, third.cuts.empty()) == ((2,), 2, True)
 
 
+@pytest.mark.slow
 def test_two_that_do_not_hear_each_other(start):
     """The higher-numbered one ends, and the other goes on with the deciding one, which hears both."""
     first, second, third = start(3, QUIET_S, cut={1, 2})
@@ -243,6 +247,7 @@ def without_keeper(start):
     return second, third
 
 
+@pytest.mark.slow
 def test_nobody_keeps_the_store(start):
     """A host that is lost when workers cannot go on without it ends them: no peer monitor hears of it any more."""
     second, third = without_keeper(start)
@@ -252,6 +257,7 @@ def test_nobody_keeps_the_store(start):
     assert (second.heard.empty(), second.relay.hosts) == (True, (1, 2))
 
 
+@pytest.mark.slow
 def test_the_deciding_host_is_gone_when_all_is_over(start):
     """Its silence means nothing to one that has not got round to its last word; the control is above."""
     second, third = without_keeper(start)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
+from cases import some_are_slow
 from forks import run_forked
 from ranks import once, run_processes, run_threads
 from reference import bits
@@ -122,7 +123,7 @@ def test_a_run_goes_on_in_the_middle_of_a_round(tmp_path):
     assert [len(report["losses"]) for report in reports] == [1] * 4
 
 
-@pytest.mark.parametrize("what", ["velocity", "optimizer", "weights", "buffers", "mixed"])
+@pytest.mark.parametrize("what", some_are_slow(["velocity", "optimizer", "weights", "buffers", "mixed"], 2))
 def test_what_is_lost_at_a_resume_is_noticed(tmp_path, monkeypatch, what):
     """The control: without momentum, moments, weights or buffers of the islands, or with another's: other bits."""
     out = str(tmp_path / "run")

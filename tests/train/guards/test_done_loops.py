@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import unisono
+from cases import some_are_slow
 from train.conftest import Killed, die
 from unisono.train.guards import done_loops
 
@@ -33,7 +34,10 @@ def train(toy, out=None, *, stop_at=None, every=None, epochs=4):
         return run.fingerprint(), optimizer.param_groups[0]["lr"], schedule.last_epoch, kept
 
 
-@pytest.mark.parametrize(("stop_at", "every"), [(3, None), (6, 1), (8, None), (11, None), (13, 2), (16, 3), (20, 1)])
+_STOPS = [(8, None), (13, 2), (3, None), (6, 1), (11, None), (16, 3), (20, 1)]
+
+
+@pytest.mark.parametrize(("stop_at", "every"), some_are_slow(_STOPS, 2))
 def test_a_resumed_run_ends_as_one_that_was_not(toy, tmp_path, capsys, stop_at, every):
     """Wherever it is killed, and whatever it has saved: schedule, average and weights are those of one go."""
     assert train(toy, tmp_path, stop_at=stop_at, every=every) is None
@@ -116,6 +120,7 @@ def test_a_setting_that_a_checkpoint_replaces(toy, tmp_path, capsys, first):
     assert "if batch.step == 4: optimizer.param_groups[0]['lr'] = 0.02." in told
 
 
+@pytest.mark.slow
 def test_settings_that_are_not_told(toy, tmp_path, capsys):
     """The same program once more, and a schedule that is made after run.prepare() and has begun to move them."""
     for last in (3, 6):

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import unisono
+from cases import some_are_slow
 from unisono.checkpoint import store
 from unisono.errors import PeerLost
 from unisono.train.guards.early_end import is_broken_off
@@ -251,7 +252,9 @@ for batch in run.steps(run.loader(unisono.ArrayDataset(x, (x[:, 0] > 0.5).long()
 """
 
 
-@pytest.mark.parametrize("command", [[], ["-m", "unisono", "run", "-n", "1"]], ids=["python", "launcher"])
+@pytest.mark.parametrize(
+    "command", some_are_slow([[], ["-m", "unisono", "run", "-n", "1"]], 1), ids=["python", "launcher"]
+)
 @pytest.mark.parametrize(("how", "steps"), [("break", 5), ("raise", 3)])
 def test_a_program_that_does_not_close_its_run(tmp_path, command, how, steps):
     """``break`` is known as such; after an exception nothing of its step is kept."""

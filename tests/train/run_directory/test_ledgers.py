@@ -98,6 +98,7 @@ for batch in run.steps(run.loader(data, batch_size=12), epochs=2):
 """
 
 
+@pytest.mark.slow
 def test_a_restart_by_the_launcher(tmp_path):
     """A real program of this kind that is killed: the restart in the same launch tells it, once."""
     (tmp_path / "program.py").write_text(PROGRAM)

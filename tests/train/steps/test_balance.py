@@ -153,6 +153,7 @@ def train(transport, balance, slow=None, dropout=0.2):
         return [run.fingerprint(), losses, seen]
 
 
+@pytest.mark.slow
 def test_a_slow_rank_gives_replicas_away_and_no_bit_changes():
     """Three ranks, one is slowed: its replicas move, all ranks agree, bits are those of one rank; without it none."""
     [alone] = run_threads(train, 1, "none")

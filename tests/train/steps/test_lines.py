@@ -66,6 +66,7 @@ def test_on_a_terminal(tmp_path):
     assert "unisono:" not in after
 
 
+@pytest.mark.slow
 def test_of_several_workers_the_leader_speaks(tmp_path):
     """Its lines reach the launcher's terminal as they are."""
     told, after, out = shown(tmp_path, "launched")

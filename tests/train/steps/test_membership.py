@@ -358,6 +358,7 @@ def check_gan(found):
     assert {told["fingerprint"] for told in found["told"].values()} == {expected["told"]["0"]["fingerprint"]}
 
 
+@pytest.mark.slow
 def test_deaths_in_both_of_two_optimizers_updates():
     """In the first one's exchange, between the two, in the second's, of the leader too: others join, or none."""
     kills = {"1": [[3, 1, "inside"]], "0": [[6, "apply", "after"]]}

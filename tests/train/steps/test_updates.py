@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import unisono
+from cases import some_are_slow
 from ranks import run_processes, run_threads
 from train import several_programs
 from train.several_programs import CASES, Gan, Teacher, play, play_and_die, play_plainly, tensors
@@ -42,7 +43,7 @@ def made(monkeypatch):
     return play_one
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", some_are_slow(SMALL, 1))
 def test_any_number_of_ranks_has_the_same_bits(name, tmp_path):
     """One, two and three ranks: one fingerprint, one ledger."""
     found = set()
@@ -211,6 +212,7 @@ def test_a_batch_left_half_done_is_done_again(how, tmp_path, capsys):
     assert (out / "ledger.jsonl").read_text() == (tmp_path / "calm" / "ledger.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_keeps_the_batch(tmp_path, capsys):
     """`run.stop` says that the batch is done: leaving the loop then keeps it. Said between two updates, it would be
     seen in the bits (the control).

@@ -86,6 +86,7 @@ def test_who_is_wrong_is_named_and_nothing_is_updated(world_size, tmp_path):
         assert "seen right" in told[1][1]
 
 
+@pytest.mark.slow
 def test_with_live_recovery_the_step_is_finished_without_it():
     """On processes: who is wrong ends, the others have the bits of a run in which nobody was.
 
