@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import WorkerFailed
-from unisono.launchers.cell import CellBar, cell_bar, once, with_lines
+from unisono.launchers.cell import CellBar, cell_bar, curve, once, with_lines
 from unisono.system.heartbeat import Reading
 
 DEFINED = """
@@ -58,6 +58,22 @@ def test_what_is_drawn():
     assert "stopped after step 9, and saved \N{MIDDLE DOT} 12.5 s" in ended
     assert "rank 1" not in ended
     assert "and 4 more" in bar.html(dict.fromkeys(range(20), Reading()), now)
+
+
+def test_the_loss_curve():
+    """Drawn from the third loss on, between the least and the greatest; long runs are thinned, their ends stay."""
+    assert curve([(1, 2.0), (2, 1.0)]) == ""
+    drawn = curve([(10, 3.0), (20, 1.0), (30, 2.0)])
+    assert 'points="0.0,0.0 300.0,60.0 600.0,30.0"' in drawn
+    assert "loss of steps 10 to 30" in drawn and "<div>3</div><div>1</div>" in drawn
+    assert "nan" not in curve([(1, 1.0), (2, 1.0), (3, 1.0)])
+    bar = CellBar(print)
+    for step in range(1, 2001):
+        bar.html({0: Reading(done=step, loss=1 / step)}, bar._began + step)
+        bar.html({0: Reading(done=step, loss=float("nan"))}, bar._began + step)  # not finite, and no new step
+    assert 200 <= len(bar._losses) <= 400
+    assert (bar._losses[0], bar._losses[-1]) == ((1, 1.0), (2000, 1 / 2000))
+    assert "<svg" in bar.html({}, bar._began + 2001, "done")
 
 
 def test_nothing_is_drawn_elsewhere(capsys):
@@ -178,7 +194,7 @@ def test_a_bar_an_error_and_a_result(kernel):
     assert steps == sorted(steps)
     assert len(set(steps)) >= 3
     assert "step 30 of 30" in html(shown)[-1]
-    assert "done" in html(shown)[-1]
+    assert "done" in html(shown)[-1] and "<polyline" in html(shown)[-1]
 
     shown = kernel.run("unisono.launch(train, 'bad', 30, wrong=3, workers=2, replicas=2)")
     (error,) = [content for kind, content in shown if kind == "error"]

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from html import escape
 from typing import Any, final
@@ -20,6 +20,8 @@ from unisono.system.heartbeat import Reading
 _DRAWN_EVERY_S = 0.5
 _GROUND, _FULL = "rgba(128,128,128,.3)", "#0072b2"  # to be seen on light and dark pages
 _SHOWN_RANKS = 16
+_LEAST_POINTS, _MOST_POINTS = 3, 400
+_WIDE, _HIGH = 600, 60  # of a loss curve; its width is that of the cell
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*$(?!\n    )', re.MULTILINE)  # without its line of source
 _FILE = re.compile(r'^  File "(.+)",', re.MULTILINE)
 _DOT = " \N{MIDDLE DOT} "
@@ -38,6 +40,7 @@ class CellBar:
         self._show, self._cells = show, cells
         self._began = self._drawn = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step that was seen to be done, and when
+        self._losses: list[tuple[int, float]] = []  # steps and their losses, as they were seen
 
     @property
     def is_drawn(self) -> bool:
@@ -67,6 +70,9 @@ class CellBar:
         ahead = max(readings.values(), key=lambda reading: (reading.done, reading.last), default=Reading())
         if self._first is None and ahead.done:
             self._first = ahead.done, now
+        if ahead.done and math.isfinite(ahead.loss) and (not self._losses or ahead.done > self._losses[-1][0]):
+            self._losses = [*(self._losses if len(self._losses) < _MOST_POINTS else self._losses[::2]),
+                            (ahead.done, ahead.loss)]  # fmt: skip
         words = [f"{len(readings)} worker{'s' * (len(readings) != 1)}"]
         if ahead.last:
             words.append(f"step {ahead.done:,} of {ahead.last:,}")
@@ -84,7 +90,7 @@ class CellBar:
             f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share:.0%}" '
             f'style="height:6px;margin:3px 0;border-radius:3px;background:{_GROUND}">'
             f'<div style="height:6px;border-radius:3px;width:{share:.1%};background:{_FULL}"></div></div>'
-            f'<div style="font-size:85%;opacity:.75">{escape(below)}</div></div>'
+            f'<div style="font-size:85%;opacity:.75">{escape(below)}</div>{curve(self._losses)}</div>'
         )
 
     def _speed(self, ahead: Reading, now: float) -> list[str]:
@@ -94,6 +100,28 @@ class CellBar:
         speed = (ahead.done - self._first[0]) / max(now - self._first[1], 1e-9)
         left = [f"{timedelta(seconds=round((ahead.last - ahead.done) / speed))} left"] if ahead.last else []
         return [f"{speed:,.1f} steps/s", *left]
+
+
+def curve(losses: Sequence[tuple[int, float]]) -> str:
+    """Return a drawing of losses by step, with the least and the greatest one beside it; none of fewer than three."""
+    if len(losses) < _LEAST_POINTS:
+        return ""
+    steps, values = zip(*losses, strict=True)
+    low, high = min(values), max(values)
+    width, height = max(steps[-1] - steps[0], 1), (high - low) or 1.0
+    places = " ".join(
+        f"{_WIDE * (step - steps[0]) / width:.1f},{_HIGH * (high - value) / height:.1f}" for step, value in losses
+    )
+    ends = "".join(f"<div>{value:.4g}</div>" for value in (high, low))
+    told = f"loss of steps {steps[0]:,} to {steps[-1]:,}"
+    return (
+        f'<div style="font-size:85%;opacity:.75;margin-top:4px">{told}</div><div style="display:flex;gap:6px">'
+        f'<svg viewBox="0 -1 {_WIDE} {_HIGH + 2}" preserveAspectRatio="none" style="flex:1;height:{_HIGH}px" role="img" '
+        f'aria-label="{told}: from {values[0]:.4g} to {values[-1]:.4g}"><polyline points="{places}" fill="none" '
+        f'stroke="{_FULL}" stroke-width="1.5" vector-effect="non-scaling-stroke"/></svg>'
+        f'<div style="font-size:85%;opacity:.75;display:flex;flex-direction:column;justify-content:space-between">'
+        f"{ends}</div></div>"
+    )
 
 
 def once(text: str) -> str:
