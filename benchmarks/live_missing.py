@@ -31,7 +31,7 @@ from unisono.experiments.chaos.deaths import Death
 from unisono.experiments.chaos.live_run import LiveRun
 
 REPLICAS, BATCH = 8, 128
-STEPS, QUICK_STEPS, KILLED_AT = 600, 200, 60
+STEPS, QUICK_STEPS, KILLED_AT = 600, 110, 60
 WAYS = {"replacement": ["--max-restarts", "3"], "spare": ["--spares", "1"]}
 WORKERS = 2
 COMMAND = "python benchmarks/live_missing.py"

@@ -24,6 +24,7 @@ from unisono.launchers.supervision.channels import LIVE_VARIABLE, Channels, Told
 from unisono.launchers.supervision.live_recovery import LiveRecovery
 from unisono.launchers.supervision.replacements import Replacements
 from unisono.launchers.worker.environment import JOINS_VARIABLE
+from unisono.train.run_directory import lock
 
 CACHE = ""
 
@@ -148,6 +149,8 @@ def _rank(rank, size, channel, folder, kills, settings):
     )  # fmt: skip
     if rank >= size:
         os.environ[JOINS_VARIABLE] = str(rank)
+    if settings.get("wakes"):
+        lock._LEASE_S = 3.0  # the others wait for it in vain
     code = 0
     try:
         live_programs.train(f"{folder}/run", kills, **settings)
