@@ -19,8 +19,9 @@ from unisono.train.run_directory.lock import RunLock
 
 WAIT_S = 200
 PROGRAM = """
-import sys, time, torch, unisono
+import atexit, sys, time, torch, unisono
 
+atexit.register(time.sleep, 1)
 out, steps, pause_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with unisono.Run(seed=1, replicas=4, out=out, checkpoint_every=10**6) as run:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
@@ -29,7 +30,6 @@ with unisono.Run(seed=1, replicas=4, out=out, checkpoint_every=10**6) as run:
     for batch in run.steps(run.loader(data, batch_size=8), max_steps=steps):
         time.sleep(pause_s)
         run.step(batch, lambda micro: torch.nn.functional.cross_entropy(model(micro.x), micro.y))
-time.sleep(1)
 """
 
 

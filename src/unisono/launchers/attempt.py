@@ -155,7 +155,7 @@ def _saves(group: WorkerGroup) -> bool:
 
 
 def _of_members(group: WorkerGroup) -> list[Reading]:
-    """Return what those have told that train; one that was released may still be at the end of its program."""
+    """Return what the workers have told that train; one that was released may still be at the end of its program."""
     return [reading for rank, reading in group.readings().items() if rank not in group.excluded]
 
 
@@ -184,7 +184,7 @@ def _stop_between_steps(
         if isinstance(event, Called) and not event.is_gentle:
             return Ended(event.why, is_gentle=False)
     counting = (end for rank, end in group.exits.items() if rank not in group.excluded)
-    if not group.running and all(_is_well(group, end) for end in counting):
+    if not {*group.running} - group.excluded and all(_is_well(group, end) for end in counting):
         return stopped(group)
     return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
 
