@@ -37,7 +37,7 @@ from unisono.launchers.supervision.memory_kills import count_kills
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.supervision.supervisor import Supervisor
 from unisono.launchers.worker_group import Called, Events, OutputBroken, Signalled, WorkerGroup, next_event
-from unisono.system.heartbeat import STEPPING, Reading
+from unisono.system.heartbeat import STEPPING, STOPPED, Reading
 from unisono.system.machine import usable_cores
 from unisono.system.messages import tell
 from unisono.system.words import counted
@@ -184,7 +184,8 @@ def _stop_between_steps(
         if isinstance(event, Called) and not event.is_gentle:
             return Ended(event.why, is_gentle=False)
     counting = (end for rank, end in group.exits.items() if rank not in group.excluded)
-    if not {*group.running} - group.excluded and all(_is_well(group, end) for end in counting):
+    # Who has saved, and is still at the end of its program, has stopped: what it does there may take any time.
+    if all(each.state == STOPPED for each in _of_members(group)) and all(_is_well(group, end) for end in counting):
         return stopped(group)
     return Ended(asked.why, is_gentle=False) if isinstance(asked, Called) else Signalled(asked.signum, is_final=True)
 

@@ -12,7 +12,7 @@ from unisono.launchers.spec import SAME_COMMAND, ScriptTarget
 from unisono.launchers.supervision.failure import Failure
 from unisono.launchers.supervision.restarts import Ending
 from unisono.launchers.worker_group import OutputBroken, Signalled, WorkerGroup
-from unisono.system.heartbeat import Reading
+from unisono.system.heartbeat import STOPPED, Reading
 from unisono.system.messages import tell
 
 
@@ -68,8 +68,9 @@ def tell_of_loners(group: WorkerGroup) -> None:
 
 
 def stopped(group: WorkerGroup) -> Stopped | None:
-    """Judge workers that have all ended well."""
-    steps = [group.last_reading(end.rank).done for end in group.exits.values() if group.has_stopped(end)]
+    """Judge workers that have all ended well, or have saved and are at the end of their programs."""
+    ranks = [*group.running, *(end.rank for end in group.exits.values() if group.has_stopped(end))]
+    steps = [reading.done for rank in ranks if (reading := group.last_reading(rank)).state == STOPPED]
     return Stopped(max(steps)) if steps else None
 
 

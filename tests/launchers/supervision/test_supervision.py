@@ -290,6 +290,24 @@ def test_an_interrupted_run_says_what_is_kept(place, note, said, told):
     assert line.endswith(" with: unisono -n2 script.py 'two words'") != ("complete" in told)
 
 
+@pytest.mark.parametrize("state", ["STOPPED", "STEPPING"])
+def test_a_run_that_has_saved_may_take_its_time_to_end(place, note, state):
+    """What is left at the end of its program (a tracker that sends its last lines) makes no failed stop of it."""
+    body = note + (
+        "from unisono.system import heartbeat as beats\n"
+        "heartbeat = beats.HeartbeatPage(os.environ['UNISONO_HEARTBEAT'])\n"
+        "heartbeat.join(os.getpid()); heartbeat.set_state(beats.STEPPING)\n"
+        "note(f'pid-{RANK}')\n"
+        "while not heartbeat.is_stop_asked: time.sleep(0.01)\n"
+        f"heartbeat.done(8); heartbeat.saved(8); heartbeat.set_state(beats.{state})\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    launcher = place.start(body, "-n2", "--stop-grace", "2")
+    place.wait_files("pid-*[0-9]", 2)
+    launcher.send_signal(signal.SIGINT)
+    assert place.finish(launcher).returncode == (75 if state == "STOPPED" else 130)
+
+
 SILENT = """
 import os, time
 from unisono.system.heartbeat import HeartbeatPage
