@@ -56,7 +56,7 @@ def test_plain_lines_tell_how_long_it_will_take(capsys, monkeypatch):
             progress.step(step, 0.5)
     assert capsys.readouterr().err.splitlines()[-1] == (
         "epoch 4/4  step 34/40  loss 0.5000  now 10 samples/s (40 in steps)  75% of the time is outside of steps"
-        "  data wait 25%  eta 0:00:36"
+        "  data wait 25%  36 s left"
     )
 
 
@@ -126,7 +126,7 @@ def test_long_work_in_a_pipe(capsys, monkeypatch):
     assert capsys.readouterr().err.splitlines() == [
         "reading reviews  2,000",
         "reading reviews  4,000",
-        "evaluation  2/4  eta 0:00:06",
+        "evaluation  2/4  6 s left",
     ]
 
 

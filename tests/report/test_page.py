@@ -308,7 +308,7 @@ def test_unfinished_and_old_runs_can_be_shown(tmp_path):
     with (run / "ledger.jsonl").open("a") as ledger:
         ledger.write('{"step": 61, "ep')
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
-    assert "has not ended: its last step is 60, and nothing on this machine trains it." in told
+    assert "has not ended, and nothing on this machine trains it. Its last step is 60." in told
     assert "The same command starts from the beginning: no checkpoint." in told
     assert "breaks off within line 61" in told
     held = {"host": "", "boot_id": boot_id(), "pid": os.getpid(), "start_ticks": look_at(os.getpid()).start_ticks}
@@ -343,7 +343,7 @@ def test_a_run_that_trains_again(tmp_path):
     assert "The run is training, resumed after step 60: step 60" in told()[1]
     write(path / "run.lock", held | {"token": 2, "pid": 2**22 + 1})  # killed, after that result
     run, text = told()
-    assert (run.state, "The run has not ended: its last step is 60" in text) == ("ended", True)
+    assert (run.state, "Launch 2 ended, not finished: killed, or its error is in the output of its command" in text) == ("ended", True)
     write(path / "result.json", before | {"steps": 60})
     run, text = told()
     assert (run.state, "The run was stopped after step 60" in text) == ("stopped", True)
@@ -380,13 +380,13 @@ def test_a_line_that_lacks_something_is_damaged(tmp_path):
         text = " ".join(read(page_of(path, out=tmp_path / "r.html")).text)
         assert "line 30 of" in text and "is damaged: what it said of step 30 is lost" in text
         run = WatchedRun(path)
-        assert (run.step, run.num_damaged, len(run.losses)) == (60, 1, 59)
+        assert (run.step, run.damaged.total(), len(run.losses)) == (60, 1, 59)
         assert "the ledger is damaged from its line 30 on" in compare_runs(path, whole).notes[0]
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 61}\n')
     with (path / "phases" / "rank-0.jsonl").open("a") as file:
         file.write('{"step": 61}\n')
-    assert WatchedRun(path).num_damaged == 3
+    assert WatchedRun(path).damaged.total() == 3
     write(path / "score.json", {"strategy": "exact"})
     assert setup(WatchedRun(path)).startswith("?, ? replicas")
     (path / "score.json").write_text("{")
@@ -422,8 +422,23 @@ def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
     script.write_text("import torch")
     refused([script], out, "got the script .*train.py.*out=")
     refused([], out, "1 to 8")
-    (other / "phases" / "rank-0.jsonl").write_text('{"phases": ["data"]}\n{"step": 1, "ns": [1]}\n')
-    refused([other], out, "files that no run writes")
+
+
+@pytest.mark.parametrize(
+    "line", ["rubbish", "[1]", '{"step": 7, "ns": [1]}', '{"step": "x", "at_ns": 0, "ns": [1]}', "{}"]
+)
+def test_a_damaged_line_of_phases_is_one_notice(line, tmp_path):
+    """Which file and line it is, once; the times of all other lines are shown, and so is everything else."""
+    run = make_run(tmp_path / "run")
+    file = run / "phases" / "rank-1.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:9], line, *lines[10:], '{"step": 61, "at_n']) + "\n")
+    text = " ".join(" ".join(read(page_of(run, out=tmp_path / "r.html")).text).split())
+    assert text.count("Damaged: ") == 1
+    assert f"Damaged: {file} (line 10)." in text
+    assert "Where a step goes, rank by rank" in text
+    assert len(read_run(run).phases) == 119
+    assert [*events(WatchedRun(run))] == ["phases/rank-1.jsonl has 1 damaged line: left out here"]
 
 
 def test_other_files_are_never_replaced(tmp_path):

@@ -28,7 +28,7 @@ from unisono.report.content import (
     thin,
 )
 from unisono.report.rank_section import checkpoints, phases_by_rank, stragglers, timeline
-from unisono.report.run_view import RunView, by_rank, newest_checkpoint, resumed_after, strategy_in
+from unisono.report.run_view import RunView, by_rank, how_it_ended, newest_checkpoint, resumed_after, strategy_in
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 _MOST_METRICS = 6
@@ -155,8 +155,12 @@ def _ending(run: RunView) -> Iterator[Remark]:
     elif state != "finished":
         saved = newest_checkpoint(run.path)
         goes_on = f"goes on after step {saved}{again}" if saved else f"starts from the beginning{again}: no checkpoint"
-        told = f"The run has not ended: its last step is {last}, and nothing on this machine trains it."
-        yield Remark(text=f"{told} The same command {goes_on}.", tone="alarm")
+        told = "The run has not ended, and nothing on this machine trains it"
+        if state == "ended":
+            told = how_it_ended(run.path, run.ledger[-1]["step"] if run.ledger else 0)
+        yield Remark(
+            text=f"{told[0].upper()}{told[1:]}. Its last step is {last}. The same command {goes_on}.", tone="alarm"
+        )
     else:
         why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
         metrics = ", ".join(f"{name} {told_number(value)}" for name, value in result.get("metrics", {}).items())
