@@ -9,7 +9,7 @@ from unisono.system.words import counted, spell_bytes, spell_count, spell_second
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (1.25e-5, "12.5 µs"), (0.004, "4 ms"), (7.25, "7.25 s"), (59.4, "59.4 s"), (59.6, "1 min"),
+    [(0, "0 s"), (1.25e-5, "12.5 µs"), (0.004, "4 ms"), (7.25, "7.25 s"), (59.6, "59.6 s"), (59.97, "1 min"),
      (119, "1 min 59 s"), (180, "3 min"), (3599.7, "1 h"), (7300, "2 h 2 min"), (86399, "1 d"), (129600, "1 d 12 h"),
      (86400 * 40, "40 d"), (86400 * 4268, "4,268 d"), (math.inf, "never")],
 )  # fmt: skip

@@ -209,7 +209,7 @@ def read_with_damage(run_directory: Path) -> tuple[list[StepPhases], str]:
             files = {name: folder.read(name) or b"" for name in sorted(folder.names()) if _FILE.fullmatch(name)}
     except FileNotFoundError:
         return [], ""
-    found, bad = [], list[str]()
+    found, bad = list[StepPhases](), list[str]()
     for name, content in files.items():
         lines = list[int]()
         found += _records(content, lines)

@@ -9,11 +9,11 @@ from unisono.launchers.program_files import of_a_run
 from unisono.observe.speed import slow_rank, speed_in, spell_sharing
 from unisono.report.charts import Series
 from unisono.report.content import (
-    SMOOTH,
     Chart,
     Remark,
     Section,
     Table,
+    band_of,
     diverges,
     flat,
     from_to,
@@ -22,16 +22,15 @@ from unisono.report.content import (
     loss_label,
     mean_of,
     range_of,
+    rates_of,
     room_of,
     sample,
-    smooth,
-    thin,
 )
 from unisono.report.rank_section import checkpoints, phases_by_rank, stragglers, timeline
 from unisono.report.run_view import RunView, by_rank, how_it_ended, newest_checkpoint, resumed_after, strategy_in
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
-_MOST_METRICS = 6
+MOST_METRICS = 6
 OVER = {"finished", "stopped"}
 """States in which a result is that of all steps."""
 
@@ -119,7 +118,7 @@ def _findings(run: RunView) -> Iterator[Remark]:
         whole = sum(mean.values())
         top = sorted(mean.items(), key=lambda part: -part[1])[:3]
         told = ", ".join(f"{seconds / whole:.0%} {phase}" for phase, seconds in top) if whole else "nothing"
-        yield Remark(text=f"A step takes {spell_seconds(whole)}: {told}.")
+        yield Remark(text=f"The median step takes {spell_seconds(whole)}: {told}.")
 
 
 def _slow(run: RunView) -> Iterator[Remark]:
@@ -184,24 +183,18 @@ def _interruptions(run: RunView) -> Iterator[Remark]:
 
 
 def _curves(run: RunView, num_runs: int) -> Iterator[Chart | Remark]:
-    metrics = run.metrics()
+    metrics, room = run.metrics(), room_of(num_runs)
     tested = metrics.pop("test_loss", [])
     metrics.pop("train/loss", None)  # the ledger has it for every step
-    smoothed, width = mean_of(run.losses)
-    name = f"mean of {width} steps" if width > 1 else "loss of the step's batch"
-    losses = [Series(name=name, points=sample(smoothed, room_of(num_runs))),
-              _reach("test_loss", tested, num_runs)]  # fmt: skip
-    if width > 1:
-        losses.append(_reach("each step", run.losses, num_runs, is_pale=True, colour=0))
+    losses = [*_lines("loss of the step's batch", run.losses, room), *_lines("test_loss", tested, room, 1)]
     known = run.losses + tested
     yield from curves_of("Loss", losses, finding=from_to(run.losses), log_y=log_ends(known), y_label=loss_label(known))
-    for name, points in list(metrics.items())[:_MOST_METRICS]:
-        line = _reach(name, points, num_runs)
-        note = "" if line.name == name else f"Drawn: {line.name}."
-        yield from curves_of(name, [line], from_zero=False, finding=range_of(points), y_label=name, note=note)
+    for name, points in list(metrics.items())[:MOST_METRICS]:
+        yield from curves_of(name, _lines(name, points, room), from_zero=False, finding=range_of(points), y_label=name)
     speed = run.throughput()
-    lines = [Series(name=f"median of {SMOOTH} steps", points=sample(smooth(speed), room_of(num_runs))),
-             _reach("each step", speed, num_runs, is_pale=True, colour=0)]  # fmt: skip
+    means, width = rates_of(speed)
+    lines = [Series(name=f"mean of {width} steps" if width > 1 else "each step", points=sample(means, room))]
+    lines += [band_of("each step", speed, room, 0, left_out=0.1)] if width > 1 else []
     values = sorted(value for _, value in speed) or [0.0]
     finding = (
         f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "
@@ -210,11 +203,14 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart | Remark]:
     yield from curves_of("Throughput", lines, finding=finding, y_label="samples a second, within steps")
 
 
-def _reach(name: str, points: Sequence[tuple[float, float]], num_runs: int, **how: Any) -> Series:
-    """Return a line of all values; where they are more than there is room for, its name says what is drawn of them."""
-    kept, width = thin(points, room_of(num_runs))
-    of = "" if name == "each step" else f"{name}, "
-    return Series(name=name if width == 1 else f"{of}lowest and highest of {width} steps", points=kept, **how)
+def _lines(name: str, points: Sequence[tuple[float, float]], room: int, colour: int = 0) -> list[Series]:
+    """Return a line of all values; of many a smooth one, and pale what it is the mean of."""
+    smoothed, width = mean_of(points)
+    if width == 1 or (colour and len(points) <= room):
+        return [Series(name=name, points=sample(points, room), colour=colour)]
+    of = f"{name}, " if colour else ""
+    line = Series(name=f"{of}mean of {width} steps", points=sample(smoothed, room), colour=colour)
+    return [line, band_of("each step", points, room, colour)]
 
 
 def curves_of(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart | Remark]:

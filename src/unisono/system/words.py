@@ -12,7 +12,8 @@ def spell_seconds(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
     for unit, length, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if (parts := round(seconds / part)) * part >= length:
+        parts = round(seconds / part)
+        if seconds > 59.95 and parts * part >= length:
             whole, rest = divmod(parts, length // part)
             return f"{whole:,} {unit}" + (f" {rest} {below}" if rest and whole < 100 else "")
     for unit, factor in (("s", 1.0), ("ms", 1e3)):

@@ -201,7 +201,7 @@ def test_the_first_line_says_how_it_does(tmp_path, monkeypatch):
         "".join(json.dumps(line | {"loss": float(line["step"]).hex()}) + "\n" for line in lines)
     )
     said, style = verdict(WatchedRun(path))
-    assert said == "the loss diverges: loss from 5.5 to 55.5. Lower the learning rate, or set clip_norm"
+    assert said == "the loss diverges: loss from 1 to 55.5. Lower the learning rate, or set clip_norm"
     assert "red" in style
 
 
