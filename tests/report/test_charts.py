@@ -1,5 +1,6 @@
 """Charts: well-formed, escaped, within their frame, with every value in reach."""
 
+import itertools
 import re
 from xml.etree import ElementTree as ET
 
@@ -207,4 +208,4 @@ def test_names_stay_above_the_axis():
     names = [node for node in parsed(drawn(*lines)).iter("text") if "end" in (node.get("class") or "")]
     heights = [float(node.get("y")) for node in names]
     assert max(heights) <= HEIGHT - 42 + 4
-    assert all(after - before >= 14 for before, after in zip(heights, heights[1:], strict=False))
+    assert all(after - before >= 14 for before, after in itertools.pairwise(heights))

@@ -199,7 +199,7 @@ def _values(
     places = [scale_x(x) for x in xs]
     middles = [(left + right) / 2 for left, right in itertools.pairwise(places)]
     for x, left, right in zip(xs, [places[0] - 8, *middles], [*middles, places[-1] + 8], strict=True):
-        told = []
+        told: list[str] = []
         for line in lines:
             at = bisect.bisect_right(line.points, x, key=lambda point: point[0]) - 1
             if at >= 0:

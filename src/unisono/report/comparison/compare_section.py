@@ -168,10 +168,10 @@ def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Cha
             last = [points[-1][1] if points else None for points in lines]
             shown = _thin([mean_of(points)[0] for points in lines], names)
             finding = _extremes(names, last, "last values")
-            ends = log_ends([*itertools.chain(*lines)]) if "loss" in metric else None
-            label = metric if ends is None else f"{metric}, on a logarithmic scale"
+            log_y = log_ends([*itertools.chain(*lines)]) if "loss" in metric else None
+            label = metric if log_y is None else f"{metric}, on a logarithmic scale"
             yield from curves_of(
-                f"{metric} of all runs", shown, from_zero=False, log_y=ends, y_label=label, finding=finding
+                f"{metric} of all runs", shown, from_zero=False, log_y=log_y, y_label=label, finding=finding
             )
     timed = [line for line in _thin([*map(_by_time, runs, means)], names) if len(line.points) > 1]
     if len(timed) > 1:

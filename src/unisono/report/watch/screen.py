@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 from unisono.report.watch.curves import EIGHTHS, PALE, curve, eighths, is_log, means, spread
 from unisono.report.watch.ranks import RankState
 from unisono.report.watch.state import WatchedRun
-from unisono.report.watch.told import ended, events, held_up, progress, room, setup, spelt, values, verdict
+from unisono.report.watch.told import ended, events, held_up, progress, room, row, setup, spelt, values, verdict
 from unisono.system.words import counted, packed, spell_seconds
 
 if TYPE_CHECKING:
@@ -101,15 +101,8 @@ def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
     """Return several runs in a table: what matters most at the left, as many columns as there is room for."""
     from rich.table import Table
 
-    metrics = [name for name in dict.fromkeys(itertools.chain(*(run.metrics for run in runs))) if name[:2] != "lr"]
-    columns: dict[str, list[str]] = {
-        "run": [run.name[:24] for run in runs],
-        "state": [run.state for run in runs],
-        "step": [f"{run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "") for run in runs],
-        "loss": [spelt(run.losses[-1][1]) if run.losses else "-" for run in runs],
-        "samples/s": ["-" if (speed := run.speed) is None else f"{speed.by_clock:,.0f}" for run in runs],
-        "left": ["-" if (eta_s := run.eta_s) is None else spell_seconds(float(round(eta_s))) for run in runs],
-    } | {name: [spelt(run.metrics[name]) if name in run.metrics else "-" for run in runs] for name in metrics}
+    rows = [row(run) for run in runs]
+    columns = {name: [each.get(name, "-") for each in rows] for name in dict.fromkeys(itertools.chain(*rows))}
     table, used = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), 0
     fitting = []
     for name, cells in columns.items():
@@ -118,8 +111,8 @@ def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
             break
         fitting.append(cells)
         table.add_column(name, header_style="dim", no_wrap=True, justify="left" if len(fitting) < 3 else "right")
-    for row in zip(*fitting, strict=True):
-        table.add_row(*row)
+    for line in zip(*fitting, strict=True):
+        table.add_row(*line)
     return table
 
 

@@ -69,6 +69,18 @@ def progress(run: WatchedRun) -> Iterator[str]:
         yield f"last step {_whole(run.silent_s)} ago"
 
 
+def row(run: WatchedRun) -> dict[str, str]:
+    """Return a run as a line of a table, by the names of its columns: what matters most first."""
+    speed, left_s = run.speed, run.eta_s
+    return {
+        "run": run.name[:24], "state": run.state,
+        "step": f"{run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else ""),
+        "loss": spelt(run.losses[-1][1]) if run.losses else "-",
+        "samples/s": "-" if speed is None else f"{speed.by_clock:,.0f}",
+        "left": "-" if left_s is None else _whole(left_s),
+    } | {name: spelt(value) for name, value in run.metrics.items() if name[:2] != "lr"}  # fmt: skip
+
+
 def values(run: WatchedRun) -> list[str]:
     """Return the last values, each with its name; the only learning rate is called ``lr``.
 
