@@ -253,6 +253,19 @@ def test_a_narrow_terminal_has_the_numbers():
     ]  # fmt: skip
 
 
+def test_a_narrow_terminal_breaks_no_word():
+    """Notes go on in the next line between two entries."""
+    lines = visible_lines(on_terminal(30, "460", "23", "0.0118", "2390"))
+    assert "epoch 1/5  test_loss 0.1234" in lines and "step 430" in lines
+
+
+def test_a_wide_terminal_has_the_time_that_has_passed():
+    """Beside what is left, from 100 columns on."""
+    for columns, has_passed in ((99, False), (100, True)):
+        lines = visible_lines(on_terminal(columns, "200", "100", "0.5", "32"))
+        assert any(re.search(r"\d s done, \d+ s left", line) for line in lines) is has_passed
+
+
 def test_a_terminal_that_cannot_draw_gets_lines():
     """Where lines cannot be drawn again in place, they are those of a pipe."""
     lines = visible_lines(on_terminal(80, "200", "100", "0.5", "32", TERM="dumb"))

@@ -209,3 +209,9 @@ def test_names_stay_above_the_axis():
     heights = [float(node.get("y")) for node in names]
     assert max(heights) <= HEIGHT - 42 + 4
     assert all(after - before >= 14 for before, after in itertools.pairwise(heights))
+
+
+def test_a_line_of_another_colour_has_dots_of_it():
+    """The colour is that of the line, wherever it stands among the series."""
+    tree = parsed(drawn(Series(name="a", points=[(1, 1.0), (2, 2.0)]), Series(name="b", points=[(1, 2.0)], colour=5)))
+    assert [node.get("class") for node in tree.iter("circle")] == ["dot c0", "dot c0", "dot c5"]

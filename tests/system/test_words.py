@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
+from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds, wrapped
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,16 @@ def test_numbers_with_their_nouns():
     """One is singular, all else plural, in the noun's own way."""
     assert [counted(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
     assert counted(2, "process", "processes") == "2 processes"
+
+
+def test_lines_end_between_entries_or_words():
+    """What fits stays as it is; an entry goes to the next line whole; no word is broken, however long."""
+    line = "epoch 10/20  train_loss 0.0773  test_loss 0.0517  test_accuracy 0.9917  826 ms"
+    assert wrapped(line, 80) == line
+    assert wrapped(line, 40).split("\n") == [
+        "epoch 10/20  train_loss 0.0773", "test_loss 0.0517  test_accuracy 0.9917", "826 ms"
+    ]  # fmt: skip
+    assert wrapped("6,186 parameters on cpu, 8 replicas on 2 workers\nb  c", 40).split("\n") == [
+        "6,186 parameters on cpu, 8 replicas on 2", "workers", "b  c"
+    ]  # fmt: skip
+    assert wrapped("kept in  " + "x" * 50, 40).split("\n") == ["kept in", "x" * 50]

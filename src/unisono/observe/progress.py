@@ -228,7 +228,7 @@ def _bar(console: "Console", *, goes: bool = False) -> "Progress":
         max_refresh = 0.5
 
         def render(self, task: Task) -> Text:
-            told = [spell_seconds(float(round(task.elapsed or 0)))] if console.width >= WIDE else []
+            told = [f"{spell_seconds(float(round(task.elapsed or 0)))} done"] if console.width >= WIDE else []
             told += [] if task.time_remaining is None else [spell_left(task.time_remaining)]
             return Text(", ".join(told), style="cyan")
 

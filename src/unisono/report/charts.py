@@ -13,6 +13,7 @@ HEIGHT = 280  # of a chart of lines in pixels; its legend comes on top
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 118, 18
 _MOST_DOTS = 24  # of a line; one of more has a dot at its end
+_STRIPS, _LEAST_STRIPS = 200, 40  # places with values under the pointer, over the number of lines
 _MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 15, 60  # names beside the ends of lines, instead of a legend
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
@@ -181,7 +182,7 @@ def _line(
     out.line(places, _kind(number, line))
     if line.is_limit or line.is_pale:
         return
-    colour = _colour(number)
+    colour = _own(number, line)
     for (x, _), (low, high) in zip(places, line.spread, strict=False):
         out.line([(x, scale_y(low)), (x, scale_y(high))], f"error {colour}")
     for x, y in places if len(places) <= _MOST_DOTS else places[-1:]:
@@ -196,6 +197,8 @@ def _values(
 ) -> None:
     """Let the pointer show all values at an x: of each line that which was measured last there or before."""
     xs = sorted({x for line in lines for x, _ in line.points if not line.is_pale} or {x for x, _ in lines[0].points})
+    if len(xs) > (most := max(_LEAST_STRIPS, _STRIPS // len(lines))):
+        xs = [xs[number * (len(xs) - 1) // (most - 1)] for number in range(most)]
     places = [scale_x(x) for x in xs]
     middles = [(left + right) / 2 for left, right in itertools.pairwise(places)]
     for x, left, right in zip(xs, [places[0] - 8, *middles], [*middles, places[-1] + 8], strict=True):

@@ -161,7 +161,8 @@ def band_of(name: str, points: Sequence[tuple[float, float]], most: int, colour:
         band.append((values[away], values[-1 - away]))
         places.append((part[len(part) // 2][0], band[-1][1]))
     places[0], places[-1] = (finite[0][0], places[0][1]), (finite[-1][0], places[-1][1])
-    told = "lowest and highest of" if not left_out else f"the middle {1 - 2 * left_out:.0%} of"
+    is_whole = round(left_out * (width - 1)) == 0
+    told = "lowest and highest of" if is_whole else f"the middle {1 - 2 * left_out:.0%} of"
     return Series(name=f"{told} {width} steps", points=places, band=band, is_pale=True, colour=colour)
 
 

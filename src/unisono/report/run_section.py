@@ -31,6 +31,7 @@ from unisono.report.run_view import RunView, by_rank, how_it_ended, newest_check
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
 MOST_METRICS = 6
+_RAW = ": every value is in its ledger.jsonl, metrics.jsonl and phases/."
 OVER = {"finished", "stopped"}
 """States in which a result is that of all steps."""
 
@@ -47,13 +48,16 @@ def run_section(run: RunView, num_runs: int) -> Section:
     ]
     folded += checkpoints(run)
     return Section(
-        title=f"Run {run.name}", lines=[_what(run), str(run.path)], findings=[*_findings(run), *remarks_of(curves)],
+        title=f"Run {run.name}", lines=[_what(run), f"{run.path}{_RAW * bool(run.ledger)}"],
+        findings=[*_findings(run), *remarks_of(curves)],
         charts=charts, folded=[table for table in folded if table.rows],
     )  # fmt: skip
 
 
 def _what(run: RunView) -> str:
     """Return in one line what was run, on how many workers, and how long."""
+    if not run.score:
+        return "It is not known what was to be trained: settings are written when the loop over steps begins."
     batch, seconds = run.score.get("batch_size", "?"), told_seconds(trained_s(run.result))
     told = f"{strategy_of(run)}, {run.score.get('replicas', '?')} replicas, batches of {batch}"
     told += f", {counted(run.result['epochs'], 'epoch')}" if run.result.get("epochs") else ""
@@ -157,9 +161,8 @@ def _ending(run: RunView) -> Iterator[Remark]:
         told = "The run has not ended, and nothing on this machine trains it"
         if state == "ended":
             told = how_it_ended(run.path, run.ledger[-1]["step"] if run.ledger else 0)
-        yield Remark(
-            text=f"{told[0].upper()}{told[1:]}. Its last step is {last}. The same command {goes_on}.", tone="alarm"
-        )
+        told = f"{told[0].upper()}{told[1:]}." + f" Its last step is {last}." * bool(run.ledger)
+        yield Remark(text=f"{told} The same command {goes_on}.", tone="alarm")
     else:
         why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
         metrics = ", ".join(f"{name} {told_number(value)}" for name, value in result.get("metrics", {}).items())

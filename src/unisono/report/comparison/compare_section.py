@@ -39,6 +39,10 @@ from unisono.report.run_section import (
 from unisono.report.run_view import RunView
 from unisono.system.words import counted, spell_count, spell_seconds
 
+_HASHES = {"model.structure", "model.initial_weights", "data.fingerprint"}
+_SMOOTH = "Of many steps a point is the mean of a fortieth of its run."
+_MOST_SETTINGS = 12  # of more, the table is folded
+
 
 def compare_section(runs: Sequence[RunView]) -> Section:
     """Return several runs side by side: runs of one score against each other, others against the first."""
@@ -57,16 +61,23 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     table = Table(title="The runs side by side", head=head, rows=rows,
                   numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
     curves = [*_side_by_side(runs, names)]
-    tables = [table, *_settings(runs, names)]
+    settings = [*_settings(runs, names)]
+    is_long = any(len(found.rows) > _MOST_SETTINGS for found in settings)
     return Section(
-        title="Comparison", findings=[*findings, *remarks_of(curves)], tables=tables, charts=charts_of(curves),
+        title="Comparison", findings=[*findings, *remarks_of(curves)], tables=[table, *([] if is_long else settings)],
+        charts=charts_of(curves), folded=settings if is_long else [],
     )  # fmt: skip
 
 
 def _settings(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Table]:
-    """Yield a table of the settings in which the runs differ, where they do."""
+    """Yield a table of the settings in which the runs differ, where they do.
+
+    Hashes, which follow from others, are left out, and so are parts that only some of the models have.
+    """
     found = [{row[0]: row[1] for row in flat(said_now(run.score))} for run in runs]
-    rows = [[key, *(one.get(key, "-") for one in found)] for key in dict.fromkeys(key for one in found for key in one)]
+    keys = dict.fromkeys(key for one in found for key in one if key not in _HASHES)
+    shown = (key for key in keys if not key.startswith("modules.") or all(key in one for one in found))
+    rows = [[key, *(one.get(key, "-") for one in found)] for key in shown]
     if rows := [row for row in rows if len({*row[1:]}) > 1]:
         yield Table(title="Settings that differ", head=["setting", *names], rows=rows)
 
@@ -116,8 +127,7 @@ def _difference(found: RunDiff, name: str, other: str) -> Remark:
     steps = f"from step {found.step} on" if found.first != "length" else "in their settings"
     where = steps if found.step else "in their final weights or settings"
     causes = "".join(f": {why}" for why in [*found.score, *found.notes][:1])  # a setting explains a loss
-    if (more := len(found.score) - 1) > 0:
-        causes += f", and {counted(more, 'other setting')}: see the table"
+    causes += ", and other settings: see the table" if len(found.score) > 1 else ""
     return Remark(text=f"{name} and {other} differ {where}{causes}")
 
 
@@ -161,7 +171,8 @@ def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Cha
     medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
     metrics = [run.metrics() for run in runs]
     yield from curves_of("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
-                      finding=_extremes(names, ends, "mean loss of the last steps, 10 at most"))  # fmt: skip
+                      note=_SMOOTH, finding=_extremes(names, ends, "mean loss of the last steps, 10 at most")
+                      )  # fmt: skip
     for metric in [name for name in dict.fromkeys(itertools.chain(*metrics)) if name != "train/loss"][:MOST_METRICS]:
         lines = [found.get(metric, []) for found in metrics]
         if sum(map(bool, lines)) > 1:

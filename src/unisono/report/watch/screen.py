@@ -133,7 +133,7 @@ def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "", height: int
     half = (width - _GAP) // 2 if (is_wide := width >= _SIDE_BY_SIDE) else width
     left: list[RenderableType] = [*_loss(run, half, size.curve + 3 * (is_wide and size.curve > 0))]
     right: list[RenderableType] = [Text(line) for line in _metrics(run, half, size.metrics)]
-    if run.ranks and size.ranks:
+    if size.ranks and any(rank.steps for rank in run.ranks.values()):
         right += [_ranks(run, half, size.ranks), *(_legend(run, half) if size.legend else ())]
     parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
     parts += [Text(line, style="yellow") for line in events(run, size.events)]
