@@ -157,6 +157,7 @@ def test_the_last_second_of_a_killed_run(tmp_path):
     run = make_run(tmp_path / "killed", launches=((1, 32), (31, 60)), reached=37)  # the leader has found 37 lines
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
     assert "Interrupted after step 37; launch 2 went on from step 31" in told and ", 7 steps done again" in told
+    assert "launch 1: steps 1 to 37, 2 workers" in told
     assert "7 steps computed again" in next(events(WatchedRun(run)))
 
 
@@ -166,7 +167,8 @@ def test_runs_are_compared(tmp_path):
     text = " ".join(read(page_of(one, same, other, out=tmp_path / "r.html")).text)
     assert "a and b are equal, bit for bit." in text
     assert "c and a differ from step 1 on" in text
-    assert "Loss of all runs" in text
+    assert "Loss of all runs" in text and "Loss of all runs by time" in text and "test_accuracy of all runs" in text
+    assert re.search(r"Settings that differ\s+setting\s+a\s+b\s+c\s+seed\s+0\s+0\s+1\s", text)
     assert re.search(r"From [\d.]+ \([abc]\) to [\d.]+ \([abc]\): the mean loss of the last steps", text)
     equal = " ".join(read(page_of(one, same, out=tmp_path / "s.html")).text)
     assert re.search(r"The same in all runs: [\d.]+, the mean loss of the last steps", equal)

@@ -64,7 +64,9 @@ def _what(run: RunView) -> str:
     told += f", {run.worlds()} workers{run.changes()}" if run.worlds() != "1" else ", 1 worker"
     speed = speed_in(run.result)
     told += f", {seconds} of training" if seconds else ""
-    return f"{told}, mean {speed.spell()}." if speed else f"{told}."
+    totals = run.result.get("totals")
+    where = " in the last launch" if isinstance(totals, dict) and totals.get("launches", 1) > 1 else ""
+    return f"{told}, mean {speed.spell()}{where}." if speed else f"{told}."
 
 
 def _overview(run: RunView) -> Table:
@@ -199,10 +201,11 @@ def _curves(run: RunView, num_runs: int) -> Iterator[Chart | Remark]:
     lines = [Series(name=f"mean of {width} steps" if width > 1 else "each step", points=sample(means, room))]
     lines += [band_of("each step", speed, room, 0, left_out=0.1)] if width > 1 else []
     values = sorted(value for _, value in speed) or [0.0]
-    finding = (
-        f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "
-        f"{spell_count(round(values[len(values) // 10]))} or less in the slowest tenth."
+    finding = f"{spell_count(round(statistics.median(values)))} samples a second in the median step"
+    slow = (
+        f", {spell_count(round(values[len(values) // 10]))} or less in the slowest tenth" if len(values) >= 10 else ""
     )
+    finding += f"{slow}."
     yield from curves_of("Throughput", lines, finding=finding, y_label="samples a second, within steps")
 
 

@@ -51,7 +51,7 @@ class _Size:
 
 
 _SIZES = (
-    *map(_Size, (24, 20, 16, 13, 10, 8, 7, 6, _USUAL_CURVE, 4, 3)),
+    *map(_Size, (16, 13, 10, 8, 7, 6, _USUAL_CURVE, 4, 3)),
     *(_Size(3, events, ranks) for events, ranks in ((6, 16), (3, 16), (3, 8), (2, 4))),
     *(_Size(lines, 2, 4, metrics, legend=False) for lines, metrics in ((3, 2), (2, 2), (2, 0))),
     *(_Size(lines, 1, ranks, 0, legend=False) for lines, ranks in ((2, 2), (2, 0))),
