@@ -19,9 +19,10 @@ def test_a_page_is_written(tmp_path):
     run, kept = make_run(tmp_path / "run"), tmp_path / "kept"
     kept.mkdir()
     write_study(kept / "scaling.json", study())
-    for _ in range(2):
+    for is_there in (False, True):
         done = asked(run, kept, "-o", tmp_path / "r.html")
         assert done.exit_code == 0, done.output
+        assert ("KB, in place of an earlier report)" in done.stderr) is is_there
     page = (tmp_path / "r.html").read_text()
     assert "Run run" in page
     assert "Strong scaling, exact: " in page

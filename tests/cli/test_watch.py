@@ -1,11 +1,13 @@
 """``unisono watch``: in a pipe one look, in a terminal until the run has ended, or a page."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import termios
@@ -127,25 +129,33 @@ def test_q_ends_the_view(tmp_path):
     path = make_run(tmp_path / "run", result=False)
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
-    with subprocess.Popen([*COMMAND, str(path)], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as watching:
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 60, 0, 0))  # lines, columns
+    env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}} | {"TERM": "xterm"}
+    with subprocess.Popen(
+        [*COMMAND, str(path)], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=env
+    ) as watching:
         told = b""
         while b"q ends this view, the run goes on" not in told:
             told += os.read(ours, 1 << 16)
         os.write(ours, b"xq")
-        reading = threading.Thread(target=drain, args=(ours,), daemon=True)
+        last: list[bytes] = []
+        reading = threading.Thread(target=drain, args=(ours, last), daemon=True)
         reading.start()
         assert (watching.wait(60), watching.stderr.read()) == (0, b"")
     assert termios.tcgetattr(theirs) == before
     os.close(theirs)
     reading.join(60)
     os.close(ours)
+    frame = b"".join(last).rpartition(b"\x1b[?1049l")[2].decode()  # after the screen of its own
+    assert 5 < frame.count("\n") < 12  # it fits, with a line for the prompt
+    assert "step 60" in frame
 
 
-def drain(terminal):
+def drain(terminal, into):
     """Read what is drawn, so that nobody waits for room."""
     with contextlib.suppress(OSError):  # the other end is closed
-        while os.read(terminal, 1 << 16):
-            pass
+        while told := os.read(terminal, 1 << 16):
+            into.append(told)
 
 
 def test_a_page_until_ctrl_c(tmp_path):

@@ -48,7 +48,7 @@ def test_what_is_drawn():
         "step 60 of 110",
         "loss 0.2500",
         "5.0 steps/s",
-        "0:00:10 left",
+        "10 s left",
         "rank 1: reduce",
         "rank 0: &lt;b&gt;",
     ):

@@ -56,7 +56,7 @@ def test_plain_lines_tell_how_long_it_will_take(capsys, monkeypatch):
             progress.step(step, 0.5)
     assert capsys.readouterr().err.splitlines()[-1] == (
         "epoch 4/4  step 34/40  loss 0.5000  now 10 samples/s (40 in steps)  75% of the time is outside of steps"
-        "  data wait 25%  eta 0:00:36"
+        "  data wait 25%  36 s left"
     )
 
 
@@ -126,7 +126,7 @@ def test_long_work_in_a_pipe(capsys, monkeypatch):
     assert capsys.readouterr().err.splitlines() == [
         "reading reviews  2,000",
         "reading reviews  4,000",
-        "evaluation  2/4  eta 0:00:06",
+        "evaluation  2/4  6 s left",
     ]
 
 
@@ -251,6 +251,19 @@ def test_a_narrow_terminal_has_the_numbers():
     assert visible_lines(on_terminal(40, "460", "23", "0.0118", "2390"))[-1].split() == [
         "epoch", "20/20", "460/460", "loss", "0.0118",
     ]  # fmt: skip
+
+
+def test_a_narrow_terminal_breaks_no_word():
+    """Notes go on in the next line between two entries."""
+    lines = visible_lines(on_terminal(30, "460", "23", "0.0118", "2390"))
+    assert "epoch 1/5  test_loss 0.1234" in lines and "step 430" in lines
+
+
+def test_a_wide_terminal_has_the_time_that_has_passed():
+    """From 100 columns on, beside what is left."""
+    for columns, has_passed in ((99, False), (100, True)):
+        lines = visible_lines(on_terminal(columns, "200", "100", "0.5", "32"))
+        assert any(re.search(r"\d s done", line) for line in lines) is has_passed
 
 
 def test_a_terminal_that_cannot_draw_gets_lines():

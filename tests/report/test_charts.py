@@ -1,5 +1,6 @@
 """Charts: well-formed, escaped, within their frame, with every value in reach."""
 
+import itertools
 import re
 from xml.etree import ElementTree as ET
 
@@ -170,7 +171,7 @@ def test_hostile_text_is_text():
     spans = span_chart(HOSTILE, [Span(row=HOSTILE, began=0, ended=1, kind=HOSTILE, text=HOSTILE)], spell=SPELL)
     for chart in (line, bars, spans):
         found = {node.tag for node in parsed(chart).iter()}
-        assert found <= {"x", "svg", "g", "polyline", "circle", "rect", "text"}
+        assert found <= {"x", "svg", "g", "polyline", "circle", "rect", "text", "tspan", "polygon"}
         assert not any(name.startswith("on") for node in parsed(chart).iter() for name in node.attrib)
     assert text_of("a\x00\u202eb\udcff<") == "a\u25a1\u25a1b\u25a1&lt;"
 
@@ -182,3 +183,35 @@ def test_ticks_are_round_and_cover_the_range(low, high):
     assert found[0] <= low
     assert found[-1] >= high or low == high
     assert 1 <= len(found) <= 9
+
+
+def test_the_pointer_finds_all_values_at_a_step():
+    """Of each line the value there, or the last one before with its step; a band tells both of its ends."""
+    tree = parsed(drawn(
+        Series(name="loss", points=[(1, 3.0), (2, 2.0), (3, 1.0)]), Series(name="test", points=[(2, 9.0)]),
+        Series(name="reach", points=[(1, 4.0), (3, 4.0)], band=[(2.0, 4.0), (0.5, 1.5)], is_pale=True, colour=0),
+    ))  # fmt: skip
+    tips = ["\n".join(node.itertext()) for node in tree.iter("text") if node.get("class") == "tip"]
+    assert tips == [
+        "loss: 3 at 1\nreach: 2 to 4",
+        "loss: 2 at 2\ntest: 9\nreach: 2 to 4",
+        "loss: 1 at 3\ntest: 9 at 2\nreach: 0.5 to 1.5",
+    ]
+    strips = [node for node in tree.iter("rect") if node.get("class") == "hit"]
+    assert len(strips) == 3
+    assert all(float(strip.get("height")) > HEIGHT / 2 for strip in strips)
+
+
+def test_names_stay_above_the_axis():
+    """Of lines that end at the bottom, too."""
+    lines = [Series(name=name, points=[(1, 1.0), (2, 0.0)]) for name in ("one", "two", "three")]
+    names = [node for node in parsed(drawn(*lines)).iter("text") if "end" in (node.get("class") or "")]
+    heights = [float(node.get("y")) for node in names]
+    assert max(heights) <= HEIGHT - 42 + 4
+    assert all(after - before >= 14 for before, after in itertools.pairwise(heights))
+
+
+def test_a_line_of_another_colour_has_dots_of_it():
+    """The colour is that of the line, wherever it stands among the series."""
+    tree = parsed(drawn(Series(name="a", points=[(1, 1.0), (2, 2.0)]), Series(name="b", points=[(1, 2.0)], colour=5)))
+    assert [node.get("class") for node in tree.iter("circle")] == ["dot c0", "dot c0", "dot c5"]

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 from report.made_runs import make_run
-from unisono.report.content import diverges, mean_of, sample, thin, trend_of
+from unisono.report.content import band_of, diverges, mean_of, sample, thin, trend_of
 from unisono.report.sources import sections_of
 
 OBSERVE = (Path(__file__).parents[2] / "docs" / "observe.md").read_text()
@@ -60,3 +60,14 @@ def test_a_sample_has_the_distribution_of_all():
     means = dict(mean_of(points)[0])
     assert all(means[x] == y for x, y in sample([*means.items()], 160))
     assert [sample(points[:few], 160) for few in (0, 1, 160)] == [points[:few] for few in (0, 1, 160)]
+
+
+def test_a_band_says_what_it_holds():
+    """All but the ends that are left out; where too few lie in a stretch to leave one out, all of them."""
+    points = [(float(x), float(x % 20)) for x in range(1, 401)]
+    whole, middle = band_of("each", points, 20, 0), band_of("each", points, 20, 0, left_out=0.1)
+    assert (whole.name, {*whole.band}) == ("lowest and highest of 20 steps", {(0.0, 19.0)})
+    assert (middle.name, {*middle.band}) == ("the middle 80% of 20 steps", {(2.0, 17.0)})
+    assert band_of("each", points, 200, 0, left_out=0.1).name == "lowest and highest of 2 steps"
+    assert band_of("each", points, 400, 0).points == points
+    assert (whole.points[0][0], whole.points[-1][0]) == (1.0, 400.0)

@@ -14,7 +14,7 @@ from report.made_runs import HOSTILE, make_run, write, write_study
 from scaling.made import study, trial
 from unisono.errors import ConfigError
 from unisono.report.comparison.run_diff import compare_runs
-from unisono.report.content import Section, Table, mean_of, smooth
+from unisono.report.content import Section, Table, diverges, from_to, mean_of, rates_of
 from unisono.report.page import MOST_BYTES, render, write_page
 from unisono.report.run_view import read_run
 from unisono.report.sources import sections_of
@@ -22,7 +22,7 @@ from unisono.report.watch.state import WatchedRun
 from unisono.report.watch.told import events, setup
 from unisono.system.processes import boot_id, look_at
 
-VOID = {"meta", "link", "br", "line", "polyline", "circle", "rect"}
+VOID = {"meta", "link", "br", "line", "polyline", "polygon", "circle", "rect"}
 
 
 class Reader(HTMLParser):
@@ -157,6 +157,7 @@ def test_the_last_second_of_a_killed_run(tmp_path):
     run = make_run(tmp_path / "killed", launches=((1, 32), (31, 60)), reached=37)  # the leader has found 37 lines
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
     assert "Interrupted after step 37; launch 2 went on from step 31" in told and ", 7 steps done again" in told
+    assert "launch 1: steps 1 to 37, 2 workers" in told
     assert "7 steps computed again" in next(events(WatchedRun(run)))
 
 
@@ -166,7 +167,8 @@ def test_runs_are_compared(tmp_path):
     text = " ".join(read(page_of(one, same, other, out=tmp_path / "r.html")).text)
     assert "a and b are equal, bit for bit." in text
     assert "c and a differ from step 1 on" in text
-    assert "Loss of all runs" in text
+    assert "Loss of all runs" in text and "Loss of all runs by time" in text and "test_accuracy of all runs" in text
+    assert re.search(r"Settings that differ\s+setting\s+a\s+b\s+c\s+seed\s+0\s+0\s+1\s", text)
     assert re.search(r"From [\d.]+ \([abc]\) to [\d.]+ \([abc]\): the mean loss of the last steps", text)
     equal = " ".join(read(page_of(one, same, out=tmp_path / "s.html")).text)
     assert re.search(r"The same in all runs: [\d.]+, the mean loss of the last steps", equal)
@@ -242,7 +244,8 @@ def test_findings_come_first_and_tables_are_folded(tmp_path):
 def test_long_curves_are_smoothed(tmp_path):
     """The mean of many steps over the pale line of each; few steps are drawn as they are."""
     (section,) = sections_of([make_run(tmp_path / "run", steps=400)])[1]
-    assert section.charts[0].values.head == ["step", "mean of 11 steps", "lowest and highest of 6 steps"]
+    assert section.charts[0].values.head == ["step", "mean of 11 steps"]
+    assert ">lowest and highest of 3 steps</text>" in section.charts[0].drawing.svg()
     assert "loss, on a logarithmic scale" in section.charts[0].drawing.svg()
     (section,) = sections_of([make_run(tmp_path / "short", steps=60)])[1]
     assert section.charts[0].values.head == ["step", "loss of the step's batch"]
@@ -308,7 +311,7 @@ def test_unfinished_and_old_runs_can_be_shown(tmp_path):
     with (run / "ledger.jsonl").open("a") as ledger:
         ledger.write('{"step": 61, "ep')
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
-    assert "has not ended: its last step is 60, and nothing on this machine trains it." in told
+    assert "has not ended, and nothing on this machine trains it. Its last step is 60." in told
     assert "The same command starts from the beginning: no checkpoint." in told
     assert "breaks off within line 61" in told
     held = {"host": "", "boot_id": boot_id(), "pid": os.getpid(), "start_ticks": look_at(os.getpid()).start_ticks}
@@ -343,7 +346,8 @@ def test_a_run_that_trains_again(tmp_path):
     assert "The run is training, resumed after step 60: step 60" in told()[1]
     write(path / "run.lock", held | {"token": 2, "pid": 2**22 + 1})  # killed, after that result
     run, text = told()
-    assert (run.state, "The run has not ended: its last step is 60" in text) == ("ended", True)
+    assert run.state == "ended"
+    assert "Launch 2 ended, not finished: killed, or its error is in the output of its command" in text
     write(path / "result.json", before | {"steps": 60})
     run, text = told()
     assert (run.state, "The run was stopped after step 60" in text) == ("stopped", True)
@@ -380,13 +384,13 @@ def test_a_line_that_lacks_something_is_damaged(tmp_path):
         text = " ".join(read(page_of(path, out=tmp_path / "r.html")).text)
         assert "line 30 of" in text and "is damaged: what it said of step 30 is lost" in text
         run = WatchedRun(path)
-        assert (run.step, run.num_damaged, len(run.losses)) == (60, 1, 59)
+        assert (run.step, run.damaged.total(), len(run.losses)) == (60, 1, 59)
         assert "the ledger is damaged from its line 30 on" in compare_runs(path, whole).notes[0]
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 61}\n')
     with (path / "phases" / "rank-0.jsonl").open("a") as file:
         file.write('{"step": 61}\n')
-    assert WatchedRun(path).num_damaged == 3
+    assert WatchedRun(path).damaged.total() == 3
     write(path / "score.json", {"strategy": "exact"})
     assert setup(WatchedRun(path)).startswith("?, ? replicas")
     (path / "score.json").write_text("{")
@@ -422,8 +426,23 @@ def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
     script.write_text("import torch")
     refused([script], out, "got the script .*train.py.*out=")
     refused([], out, "1 to 8")
-    (other / "phases" / "rank-0.jsonl").write_text('{"phases": ["data"]}\n{"step": 1, "ns": [1]}\n')
-    refused([other], out, "files that no run writes")
+
+
+@pytest.mark.parametrize(
+    "line", ["rubbish", "[1]", '{"step": 7, "ns": [1]}', '{"step": "x", "at_ns": 0, "ns": [1]}', "{}"]
+)
+def test_a_damaged_line_of_phases_is_one_notice(line, tmp_path):
+    """Which file and line it is, once; the times of all other lines are shown, and so is everything else."""
+    run = make_run(tmp_path / "run")
+    file = run / "phases" / "rank-1.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:9], line, *lines[10:], '{"step": 61, "at_n']))
+    text = " ".join(" ".join(read(page_of(run, out=tmp_path / "r.html")).text).split())
+    assert text.count("Damaged: ") == 1
+    assert f"Damaged: {file} (line 10)." in text
+    assert "Where a step goes, rank by rank" in text
+    assert len(read_run(run).phases) == 119
+    assert [*events(WatchedRun(run))] == ["phases/rank-1.jsonl has 1 damaged line: left out here"]
 
 
 def test_other_files_are_never_replaced(tmp_path):
@@ -444,7 +463,10 @@ def test_curves_say_what_they_show(tmp_path):
     assert all(chart.finding for chart in section.charts)
     assert section.charts[0].finding == "From 0.5858 to 0.03613, in the first and the last 10 steps."  # of 2 / step
     assert "last 0.9833" in section.charts[1].finding
-    assert 'class="line pale c0"' in section.charts[2].drawing.svg()
+    (long,) = sections_of([make_run(tmp_path / "long", steps=600, launches=((1, 600),))])[1]
+    for place, name in ((0, "lowest and highest of 4 steps"), (2, "lowest and highest of 4 steps")):
+        assert 'class="band c0"' in (drawing := long.charts[place].drawing.svg())
+        assert f">{name}</text>" in drawing and ">mean of 15 steps</text>" in drawing
 
 
 def test_a_single_step_has_no_curve(tmp_path):
@@ -499,12 +521,21 @@ def test_running_means():
     assert mean_of([(1.0, 5.0), (2.0, 7.0)]) == ([(1.0, 5.0), (2.0, 7.0)], 1)
 
 
-def test_running_medians():
-    """A single peak is gone, a change stays, and ends are medians of what there is."""
-    points = [(float(x), 100.0 if x == 7 else 1.0 if x < 20 else 3.0) for x in range(40)]
-    found = dict(smooth(points))
-    assert found[7] == 1.0
-    assert (found[0], found[15], found[24], found[39]) == (1.0, 1.0, 3.0, 3.0)
+def test_the_speed_of_a_stretch():
+    """What goes through over the time that it takes: a step of 1 s and one of 3 s, 6 samples each, make 3 a second."""
+    means, width = rates_of([(float(x), 6.0 if x % 2 else 2.0) for x in range(4000)])
+    assert width == 101
+    assert all(value == pytest.approx(3.0, rel=0.02) for _, value in means[100:-100])
+    assert rates_of([(1.0, 4.0)]) == ([(1.0, 4.0)], 1)
+
+
+def test_a_loss_that_shoots_up_at_once_diverges():
+    """It begins where the first step was, not at the mean of ten that contain the peak; noise is no such peak."""
+    steps = [2.3, 15.0, 1200.0, 900.0, 300.0, *[6.5] * 20]
+    points = list(enumerate(steps, start=1))
+    assert diverges(points)
+    assert from_to(points).startswith("Risen from 2.3 to 6.5, in the first step and the last 10")
+    assert not diverges([(step, 2.0 + step % 3) for step in range(40)])
 
 
 def test_what_diverges_is_said(tmp_path):
@@ -515,7 +546,7 @@ def test_what_diverges_is_said(tmp_path):
     rising = [line | {"loss": float(line["step"]).hex()} for line in lines]
     (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rising))
     told = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
-    assert "The loss diverges. Risen from 5.5 to 55.5, in the first and the last 10 steps: lower the learning" in told
+    assert "The loss diverges. Risen from 1 to 55.5, in the first step and the last 10: lower the learning" in told
     (run / "ledger.jsonl").write_text("".join(json.dumps(line | {"loss": (1e30).hex()}) + "\n" for line in lines))
     assert "1e+30" in (shown := page_of(run, out=tmp_path / "r.html"))
     assert "000,000" not in shown

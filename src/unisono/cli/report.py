@@ -44,11 +44,12 @@ def report(sources: tuple[str, ...], out: str | None, timeline: str | None, as_j
     place = Path(out or "report.html")
     given = [Path(source) for source in sources]
     paths, told = each_run(given, MOST_SOURCES)
+    is_there = place.exists()
     write_page(paths, place, optional=[path for path in paths if path not in given])
     for line in told:
         tell(line)
     answer({"page": str(place), "bytes": place.stat().st_size}, as_json, list)
-    tell(f"{place} ({place.stat().st_size // 1024} KB)")
+    tell(f"{place} ({place.stat().st_size // 1024} KB{', in place of an earlier report' * is_there})")
 
 
 def _check_single(sources: tuple[str, ...], out: str | None) -> None:

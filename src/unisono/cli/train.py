@@ -13,7 +13,7 @@ from unisono.cli.options.fields import ExplainedCommand, field_options, result_o
 from unisono.cli.options.job import LIVE, config_option, launch_of, run_options, usual_live
 from unisono.cli.options.run_file import RUN_FILE
 from unisono.cli.options.settings import is_quiet
-from unisono.cli.output.outcome import INTERRUPTED, command_line, verb
+from unisono.cli.output.outcome import INTERRUPTED, command_line, complain, fitted, verb
 from unisono.environment import COMMAND
 from unisono.errors import ConfigError
 from unisono.launchers.spec import LaunchSpec
@@ -22,7 +22,7 @@ from unisono.observe.run_json import read_object
 from unisono.observe.speed import speed_in
 from unisono.options.fields import taken
 from unisono.system.files import to_json
-from unisono.system.words import counted
+from unisono.system.words import counted, spell_seconds
 
 if TYPE_CHECKING:
     from unisono.experiments.job import TrainJob
@@ -115,7 +115,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
                 f"expected a directory that can be written, got {out} from --out: {error.strerror}."
             ) from error
         if output != "quiet":
-            click.echo(_first_lines(replace(job, options=replace(job.options, out=kept)), kept), err=True)
+            complain(_first_lines(replace(job, options=replace(job.options, out=kept)), kept))
         before: dict[str, Any] = {}
         with contextlib.suppress(ConfigError):  # a damaged one is the run's to judge
             before = read_object(out / "result.json")
@@ -139,15 +139,15 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
         lines |= ({"classes": file.listed_classes()} if file else {}) | ({"kept in": str(out)} if kept else {})
         width = max(map(len, lines))
         for name, line in lines.items():
-            click.echo(f"{name:<{width}}  {line}")
+            click.echo(fitted(f"{name:<{width}}  {line}"))
         total = result.get("totals", {})
         speed = speed_in(result)
         how_fast = f", mean {speed.spell()}" if speed else ""
         held_up = f"; {speed.spell_outside()}" if speed and speed.is_held_up else ""
         is_old = all(name in before and before[name] == result.get(name) for name in ("steps", "wall_s", "totals"))
-        more = f"; {total['train_s']:.1f} s in {total['launches']} launches" if total.get("launches", 1) > 1 else ""
-        click.echo(
-            ("the run was complete before, this launch has computed nothing. It took: " if is_old else "")
-            + ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
-            + f", {result['train_s']:.1f} s of training ({result['wall_s']:.1f} s in all){how_fast}{held_up}{more}"
-        )
+        launches = total.get("launches", 1)
+        more = f"; {spell_seconds(total['train_s'])} in {launches} launches" if launches > 1 else ""
+        told = "the run was complete before, this launch has computed nothing. It took: " if is_old else ""
+        told += ", ".join(counted(result[key], noun) for key, noun in _COUNTED.items())
+        told += f", {spell_seconds(result['train_s'])} of training ({spell_seconds(result['wall_s'])} in all)"
+        click.echo(fitted(f"{told}{how_fast}{held_up}{more}"))

@@ -152,7 +152,7 @@ def _follow(found: "list[WatchedRun]", every: float) -> None:
                     break
                 for run in found:
                     run.poll()
-    console.print(draw(found, console.width))
+    console.print(draw(found, console.width, console.height - 1))  # the prompt takes a line
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from html import escape
 from typing import Any, final
 
 from unisono.system.heartbeat import Reading
+from unisono.system.words import spell_seconds
 
 _DRAWN_EVERY_S = 0.5
 _GROUND, _FULL = "rgba(128,128,128,.3)", "#0072b2"  # to be seen on light and dark pages
@@ -80,7 +80,7 @@ class CellBar:
             words.append(f"step {ahead.done:,}")
         if ahead.done and math.isfinite(ahead.loss):
             words.append(f"loss {ahead.loss:.4f}")
-        words += [ended, f"{now - self._began:.1f} s"] if ended else self._speed(ahead, now)
+        words += [ended, spell_seconds(round(now - self._began, 1))] if ended else self._speed(ahead, now)
         share = min(1.0, ahead.done / ahead.last) if ahead.last else 0.0
         ranks = [f"rank {rank}: {reading.phase or 'starting'}" for rank, reading in sorted(readings.items())]
         more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
@@ -96,9 +96,9 @@ class CellBar:
     def _speed(self, ahead: Reading, now: float) -> list[str]:
         """Return steps a second and the time left, once two steps have been seen."""
         if self._first is None or ahead.done <= self._first[0]:
-            return [f"{now - self._began:.0f} s"]
+            return [spell_seconds(float(round(now - self._began)))]
         speed = (ahead.done - self._first[0]) / max(now - self._first[1], 1e-9)
-        left = [f"{timedelta(seconds=round((ahead.last - ahead.done) / speed))} left"] if ahead.last else []
+        left = [f"{spell_seconds(float(round((ahead.last - ahead.done) / speed)))} left"] if ahead.last else []
         return [f"{speed:,.1f} steps/s", *left]
 
 

@@ -30,6 +30,8 @@ FOLDER = "phases"
 _FILE = re.compile(r"rank-.*\.jsonl")
 _FLUSH_EVERY_NS = 1_000_000_000
 _COUNT = len(PHASES)
+_SHOWN = 5
+_LOST = "What these lines said of the time of steps is lost; weights, ledger and checkpoints are not touched by it."
 
 
 @final
@@ -194,27 +196,81 @@ class StepPhases:
 def read_phases(run_directory: Path) -> list[StepPhases]:
     """Return what all ranks of all launches have written, by launch, step and rank; empty if there is nothing.
 
-    A line that was cut off by a kill is passed over. A step that several launches have done (a crash lies between)
-    appears once for each.
+    A line that was cut off by a kill, or damaged, is passed over. A step that several launches have done (a crash lies
+    between) appears once for each.
     """
+    return read_with_damage(run_directory)[0]
+
+
+def read_with_damage(run_directory: Path) -> tuple[list[StepPhases], str]:
+    """Return what `read_phases` does, and which lines are damaged, in words; empty: none is."""
     try:
         with Directory.open(run_directory) as run, run.child(FOLDER) as folder:
-            files = [folder.read(name) for name in sorted(folder.names()) if _FILE.fullmatch(name)]
+            files = {name: folder.read(name) or b"" for name in sorted(folder.names()) if _FILE.fullmatch(name)}
     except FileNotFoundError:
-        return []
-    found = [record for content in files for record in _records(content or b"")]
-    return sorted(found, key=lambda record: (record.launch, record.step, record.rank))
+        return [], ""
+    found, bad = list[StepPhases](), list[str]()
+    for name, content in files.items():
+        lines = list[int]()
+        found += _records(content, lines)
+        if lines:
+            shown = ", ".join(map(str, lines[:_SHOWN])) + (", ..." if len(lines) > _SHOWN else "")
+            bad.append(f"{run_directory / FOLDER / name} (line{'s' * (len(lines) > 1)} {shown})")
+    found.sort(key=lambda record: (record.launch, record.step, record.rank))
+    return found, f"Damaged: {'; '.join(bad)}. {_LOST}" if bad else ""
 
 
-def _records(content: bytes) -> Iterator[StepPhases]:
+def has_begun(run_directory: Path, launch: int) -> bool:
+    """Say whether a launch has come to its loop over steps: any rank has written its line."""
+    try:
+        with Directory.open(run_directory) as run, run.child(FOLDER) as folder:
+            return any(f'"launch": {launch},'.encode() in (folder.read(name) or b"") for name in folder.names())
+    except FileNotFoundError:
+        return False
+
+
+def is_line(entry: Any) -> bool:
+    """Say whether a line's entry is one that ranks write."""
+    if not isinstance(entry, dict):
+        return False
+    if isinstance(names := entry.get("phases"), list):
+        return all(isinstance(name, str) for name in names) and _has(entry, "launch", "rank", "world_size", "wall_ns")
+    if "lost" in entry:
+        return _has(entry, "lost", "step", "wall_ns")
+    if isinstance(spent := entry.get("ns"), list):
+        return all(type(each) is int for each in spent) and _has(entry, "step", "at_ns")
+    return _has(entry, "last")
+
+
+def _has(entry: Mapping[str, Any], *names: str) -> bool:
+    """Say whether an entry has these names with whole numbers; what else it has may be missing, but is one, too."""
+    return all(type(entry.get(name)) is int for name in names) and all(
+        type(entry.get(name, 0)) is int for name in ("reached", "replicas", "local_workers", "cores")
+    )
+
+
+def _records(content: bytes, bad: list[int]) -> Iterator[StepPhases]:
+    """Yield the records of a file, and add to `bad` the numbers of damaged lines, from 1.
+
+    What stands alone before a launch's line, or at the end, and is no JSON, was cut off by a kill: no damage.
+    """
     head: dict[str, Any] | None = None
-    reached, last = 0, 0
-    for line in content.splitlines():
+    reached, last, cut = 0, 0, 0
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line:
+            continue
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
+            bad += [cut] if cut else []
+            cut = number
             continue
-        if "phases" in entry:
+        is_whole = is_line(entry)
+        bad += [cut] if cut and not (is_whole and "phases" in entry) else []
+        cut = 0
+        if not is_whole or ("ns" in entry and head is not None and len(entry["ns"]) != len(head["phases"])):
+            bad.append(number)
+        elif "phases" in entry:
             head, reached = entry, entry.get("reached", 0)
         elif "last" in entry:
             last = entry["last"]

@@ -4,10 +4,10 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, final
 
 from unisono.observe.speed import Speed
+from unisono.system.words import spell_seconds, wrapped
 
 if TYPE_CHECKING:  # rich is loaded by the process that shows something, when it does
     from rich.console import Console
@@ -200,7 +200,12 @@ def pace(speed: Speed | None, waiting: float, columns: int = WIDEST) -> str:
 
 def eta(seconds: float, done: int, left: int) -> str:
     """Return when as much as is left will be done, as a line of progress ends; nothing where nothing is left."""
-    return f"  eta {timedelta(seconds=round(seconds / max(1, done) * left))}" if left else ""
+    return f"  {spell_left(seconds / max(1, done) * left)}" if left else ""
+
+
+def spell_left(seconds: float) -> str:
+    """Return in words how much time is left, in whole seconds."""
+    return f"{spell_seconds(float(round(seconds)))} left"
 
 
 def _console() -> "Console":
@@ -216,15 +221,25 @@ def can_draw(console: "Console") -> bool:
 
 def _bar(console: "Console", *, goes: bool = False) -> "Progress":
     """Return a bar; one that `goes` leaves no line behind. On a narrow terminal the numbers stand without it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.text import Text
+
+    class Left(ProgressColumn):
+        max_refresh = 0.5
+
+        def render(self, task: Task) -> Text:
+            told = [f"{spell_seconds(float(round(task.elapsed or 0)))} done"] if console.width >= WIDE else []
+            told += [] if task.time_remaining is None else [spell_left(task.time_remaining)]
+            return Text(", ".join(told), style="cyan")
 
     # of the eight colours that every terminal has: finer ones become each other's on some
     drawn = BarColumn(None, style="bright_black", complete_style="cyan", finished_style="green", pulse_style="cyan")
     return Progress(
         TextColumn("{task.description}"), *([drawn] if console.width >= _MIDDLE else []), MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"), TimeRemainingColumn(compact=True), console=console, transient=goes,
+        TextColumn("{task.fields[told]}"), Left(), console=console, transient=goes,
     )  # fmt: skip
 
 
 def _print(console: "Console", text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, emoji=False)
+    told = wrapped(text, console.width) if can_draw(console) else text
+    console.print(told, soft_wrap=True, markup=False, emoji=False)

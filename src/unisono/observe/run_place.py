@@ -3,12 +3,15 @@
 In: the path, and what is looked for. Out: the error, with the run that was probably meant.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.errors import ConfigError
 from unisono.system.hints import near_names
 
 _SHOWN = 3
+BEGUN = ("score.json", "run.lock")
+"""Files of a run directory: what has one of them has at least begun."""
 _DIRECTORY = "a run directory"
 _USUAL = "the DIR of --out (out=)"
 
@@ -42,7 +45,8 @@ def _runs_like(path: Path) -> list[str]:
     return []
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """Return the runs in a directory itself, no deeper, the newest first."""
-    files = folder.glob("[!.]*/score.json") if folder.is_dir() else ()
-    return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
+def runs_in(folder: Path, marks: Sequence[str] = BEGUN[:1]) -> list[Path]:
+    """Return the runs in a directory itself, no deeper, the newest first: what holds one of the files `marks`."""
+    files = [file for mark in marks for file in folder.glob(f"[!.]*/{mark}")] if folder.is_dir() else []
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    return [*dict.fromkeys(file.parent for file in files)]

@@ -1,5 +1,7 @@
 """Charts: lines with error bars, bars, spans of time (pure; plain values in, drawings out); a point shows its value."""
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from unisono.report.svg import WIDTH, Drawing, cut, width_of
 HEIGHT = 280  # of a chart of lines in pixels; its legend comes on top
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 118, 18
+_MOST_DOTS = 24  # of a line; one of more has a dot at its end
+_STRIPS, _LEAST_STRIPS = 200, 40  # places with values under the pointer, over the number of lines
 _MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 15, 60  # names beside the ends of lines, instead of a legend
 _ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
 
@@ -29,6 +33,8 @@ class Series:
     labels: Sequence[str] = ()  #: For each point a text beside it; empty where there is none.
     is_limit: bool = False  #: A dashed line without points, such as the ideal.
     is_pale: bool = False  #: A thin, pale line without points: what a smooth one was made of.
+    #: For each point (low, high): a pale band in place of a line, how far values reach.
+    band: Sequence[tuple[float, float]] = ()
     colour: int | None = None  #: Of another line, by its place; None: its own.
 
 
@@ -87,12 +93,14 @@ def line_chart(
         kind = "alarm" if x in alarms else "tick"
         out.text(scale_x(x), HEIGHT - _BOTTOM + 16, spell_x(x), kind, at="middle")
     out.text((WIDTH + _LEFT - _RIGHT - beside) / 2, HEIGHT - 6, x_label, "axis", at="middle")
-    for number, line in shown:
-        _line(out, number, line, scale_x, scale_y, spell_x, spell_y, beside > 0)
+    for number, line in sorted(shown, key=lambda each: not each[1].is_pale):  # what is pale lies below
+        _line(out, number, line, scale_x, scale_y, beside > 0)
     if beside:
         _ends(out, shown, scale_x, scale_y)
     else:
         _legend(out, [(line.name, _kind(number, line)) for number, line in shown])
+    if measured := [line for _, line in shown if not line.is_limit]:
+        _values(out, measured, scale_x, (top, HEIGHT - _BOTTOM), spell_x, spell_y)
     return out
 
 
@@ -108,17 +116,23 @@ def _ends(out: Drawing, lines: Sequence[tuple[int, Series]], scale_x: Scale, sca
     places = [(scale_y(line.points[-1][1]), scale_x(line.points[-1][0]), number, line) for number, line in lines]
     ends = sorted((y, last_x if last_x - x < _NEAR else x, number, line) for y, x, number, line in places)
     taken: list[tuple[float, float, float]] = []
-    for y, x, number, line in ends:
+    for y, x, _, line in ends:
         left, right = x + 10, x + 10 + _ON_A_PHONE * width_of(line.name)
         at = max([y, *(other + _APART for first, last, other in taken if first < right and left < last)])
         taken.append((left, right, at))
+    low = HEIGHT - _BOTTOM - 2.0
+    for place, (left, right, at) in reversed([*enumerate(taken)]):  # none lies on the marks of the axis
+        taken[place] = (left, right, min(at, low))
+        low = taken[place][2] - _APART if at > low else low
+    for (left, _, at), (_, _, number, line) in zip(taken, ends, strict=True):
         kind = "name" if line.is_limit else "tick" if line.is_pale else f"name end {_own(number, line)}"
         out.text(left, at + 4, line.name, kind)
 
 
 def _ticks_of(series: Sequence[Series], from_zero: bool) -> list[float]:
     """Return marks from at or below the least value to above it and to at or above the largest."""
-    ys = [y for line in series for _, y in line.points] + [y for line in series for pair in line.spread for y in pair]
+    ys = [y for line in series for _, y in line.points]
+    ys += [y for line in series for pair in (*line.spread, *line.band) for y in pair]
     low, high = min([0.0, *ys] if from_zero else ys), max(ys)
     return ticks(low, high if high > low else low + (abs(low) or 1.0), 5)
 
@@ -147,7 +161,9 @@ def _scale(low: float, high: float, begin: float, end: float, log: bool = False)
 
 
 def _kind(number: int, line: Series) -> str:
-    return "line limit" if line.is_limit else f"line {'pale ' * line.is_pale}{_own(number, line)}"
+    if line.is_limit:
+        return "line limit"
+    return f"fill band {_own(number, line)}" if line.band else f"line {'pale ' * line.is_pale}{_own(number, line)}"
 
 
 def _own(number: int, line: Series) -> str:
@@ -155,22 +171,45 @@ def _own(number: int, line: Series) -> str:
 
 
 def _line(
-    out: Drawing, number: int, line: Series, scale_x: Scale, scale_y: Scale, spell_x: Spell, spell_y: Spell,
-    is_named: bool,
+    out: Drawing, number: int, line: Series, scale_x: Scale, scale_y: Scale, is_named: bool
 ) -> None:  # fmt: skip
+    if line.band:
+        edges = [[(scale_x(x), scale_y(ends[at])) for (x, _), ends in zip(line.points, line.band, strict=True)]
+                 for at in (0, 1)]  # fmt: skip
+        out.area([*edges[0], *reversed(edges[1])], f"band {_own(number, line)}")
+        return
     places = [(scale_x(x), scale_y(y)) for x, y in line.points]
     out.line(places, _kind(number, line))
     if line.is_limit or line.is_pale:
         return
-    colour = _colour(number)
+    colour = _own(number, line)
     for (x, _), (low, high) in zip(places, line.spread, strict=False):
         out.line([(x, scale_y(low)), (x, scale_y(high))], f"error {colour}")
-    radius = 4 if len(places) <= 24 else 1.5
-    for (at_x, at_y), (x, y) in zip(places, line.points, strict=True):
-        out.dot(at_x, at_y, radius, colour, f"{line.name}: {spell_y(y)} at {spell_x(x)}")
+    for x, y in places if len(places) <= _MOST_DOTS else places[-1:]:
+        out.dot(x, y, 4, colour)
     for (x, y), text in zip(places, line.labels, strict=False):
         is_last = x + 8 + width_of(text) > WIDTH or (is_named and x == places[-1][0] and len(places) > 1)
         out.text(x - 8 if is_last else x + 8, y + 16, text, "tick halo", at="end" if is_last else "start")
+
+
+def _values(
+    out: Drawing, lines: Sequence[Series], scale_x: Scale, ends: tuple[float, float], spell_x: Spell, spell_y: Spell
+) -> None:
+    """Let the pointer show all values at an x: of each line that which was measured last there or before."""
+    xs = sorted({x for line in lines for x, _ in line.points if not line.is_pale} or {x for x, _ in lines[0].points})
+    if len(xs) > (most := max(_LEAST_STRIPS, _STRIPS // len(lines))):
+        xs = [xs[number * (len(xs) - 1) // (most - 1)] for number in range(most)]
+    places = [scale_x(x) for x in xs]
+    middles = [(left + right) / 2 for left, right in itertools.pairwise(places)]
+    for x, left, right in zip(xs, [places[0] - 8, *middles], [*middles, places[-1] + 8], strict=True):
+        told: list[str] = []
+        for line in lines:
+            at = bisect.bisect_right(line.points, x, key=lambda point: point[0]) - 1
+            if at >= 0:
+                value = " to ".join(map(spell_y, line.band[at])) if line.band else spell_y(line.points[at][1])
+                where = f" at {spell_x(line.points[at][0])}" if not told or line.points[at][0] != x else ""
+                told.append(f"{line.name}: {value}{where}" if not line.band else f"{line.name}: {value}")
+        out.strip(left, right, *ends, "\n".join(told))
 
 
 def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: Spell) -> Drawing:

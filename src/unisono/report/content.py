@@ -15,8 +15,8 @@ from unisono.report.svg import Drawing
 from unisono.system.words import counted
 
 _MOST_VALUES = 24
-SMOOTH = 9  # points of a running median
 _MOST_STRETCHES = 40
+_SHOT_UP = 3  # times the first step's loss
 
 
 @final
@@ -63,7 +63,6 @@ class Section:
     tables: Sequence[Table] = ()  #: Always shown.
     charts: Sequence[Chart] = ()  #: Two in a row where there is room.
     folded: Sequence[Table] = ()  #: Tables to be opened.
-    has_charts_first: bool = False  #: Above its tables, which then stand side by side where there is room.
 
 
 def line_view(
@@ -77,12 +76,13 @@ def line_view(
     **how: Any,
 ) -> Chart:
     """Return lines and their values: a row for each x, a column for each line; long ones thinned."""
-    xs = sorted({x for line in series for x, _ in line.points})
+    shown = [line for line in series if not line.is_pale or line.colour is None]  # not what another one is made of
+    xs = sorted({x for line in shown for x, _ in line.points})
     if len(xs) > _MOST_VALUES:
         xs = [xs[number * (len(xs) - 1) // (_MOST_VALUES - 1)] for number in range(_MOST_VALUES)]
-    found = [dict(line.points) for line in series]
+    found = [dict(line.points) for line in shown]
     rows = [[spell_x(x), *("" if x not in one else spell_y(one[x]) for one in found)] for x in xs]
-    head = [x_name, *(line.name for line in series)]
+    head = [x_name, *(line.name for line in shown)]
     values = Table(title=title, head=head, rows=rows, numeric=frozenset(range(len(head))))
     label = f"{title} over {x_name}"
     drawing = line_chart(label, series, x_label=x_name, spell_x=spell_x, spell_y=spell_y, **how)
@@ -134,13 +134,36 @@ def mean_of(points: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, fl
     return [(x, mean) for (x, _), mean in zip(finite, means, strict=True)], 2 * half + 1
 
 
-def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return running medians, over fewer points near the ends."""
-    half = SMOOTH // 2
-    return [
-        (x, statistics.median(value for _, value in points[max(0, place - half) : place + half + 1]))
-        for place, (x, _) in enumerate(points)
-    ]
+def rates_of(points: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], int]:
+    """Return what `mean_of` does, of speeds: what goes through in a stretch over the time that it takes."""
+    means, width = mean_of([(x, 1 / value) for x, value in points])
+    return [(x, 1 / value) for x, value in means], width
+
+
+def band_of(name: str, points: Sequence[tuple[float, float]], most: int, colour: int, left_out: float = 0.0) -> Series:
+    """Return a pale line of all points; of more than `most` a band: the lowest and the highest of each stretch.
+
+    Args:
+        name: Of a line of all points.
+        points: (x, y).
+        most: Points, or stretches.
+        colour: Of the line that they are of.
+        left_out: Which share of a stretch, 0 to 1, is left out at its lower and at its upper end.
+    """
+    finite = [point for point in points if math.isfinite(point[1])]
+    if len(finite) <= most:
+        return Series(name=name, points=finite, is_pale=True, colour=colour)
+    width = -(-len(finite) // most)
+    stretches = [finite[first : first + width] for first in range(0, len(finite), width)]
+    places, band = [], []
+    for part in stretches:
+        values, away = sorted(value for _, value in part), round(left_out * (len(part) - 1))
+        band.append((values[away], values[-1 - away]))
+        places.append((part[len(part) // 2][0], band[-1][1]))
+    places[0], places[-1] = (finite[0][0], places[0][1]), (finite[-1][0], places[-1][1])
+    is_whole = round(left_out * (width - 1)) == 0
+    told = "lowest and highest of" if is_whole else f"the middle {1 - 2 * left_out:.0%} of"
+    return Series(name=f"{told} {width} steps", points=places, band=band, is_pale=True, colour=colour)
 
 
 def room_of(num_sources: int) -> int:
@@ -155,6 +178,7 @@ def from_to(losses: Sequence[tuple[float, float]]) -> str:
         return ""
     first, last, few = ends
     which = f"the first and the last {counted(few, 'step')}" if few > 1 else "the first and the last step"
+    which = f"the first step and the last {few}" if few > 1 and first == losses[0][1] else which
     told = f"rom {first:.4g} to {last:.4g}, in {which}"
     if diverges(losses):
         return f"Risen f{told}: lower the learning rate, or set clip_norm."
@@ -162,10 +186,16 @@ def from_to(losses: Sequence[tuple[float, float]]) -> str:
 
 
 def ends_of(losses: Sequence[tuple[float, float]]) -> tuple[float, float, int] | None:
-    """Return the means of a curve's first and last steps, and of how many steps each is; None where there is none."""
+    """Return the means of a curve's first and last steps, and of how many steps each is; None where there is none.
+
+    Where the loss shoots up within the first steps, it begins at the first of them alone.
+    """
     few = min(10, max(1, len(losses) // 2))
     values = [value for _, value in losses]
-    return (statistics.fmean(values[:few]), statistics.fmean(values[-few:]), few) if values else None
+    if not values:
+        return None
+    first, last = statistics.fmean(values[:few]), statistics.fmean(values[-few:])
+    return values[0] if first > _SHOT_UP * values[0] > 0 else first, last, few
 
 
 def diverges(losses: Sequence[tuple[float, float]]) -> bool:

@@ -1,5 +1,6 @@
 """Where the time of a run went: rank by rank, which of them the others waited for, and over the whole run."""
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -81,10 +82,11 @@ def timeline(run: RunView) -> Iterator[Chart]:
         return
     origin = run.launches[0].began_s
     spans = []
-    for launch in run.launches:
-        text = f"launch {launch.number}: steps {launch.first_step} to {launch.last_step}, {launch.world_size} workers"
+    for launch, after in itertools.zip_longest(run.launches, run.launches[1:]):
+        last_step = max(launch.last_step, after.reached if after else 0)  # a killed rank's last second is missing
+        text = f"launch {launch.number}: steps {launch.first_step} to {last_step}, {launch.world_size} workers"
         spans.append(Span(row="training", began=launch.began_s - origin, ended=launch.ended_s - origin, kind="training",
-                          text=text, label=f"steps {launch.first_step} to {launch.last_step}"))  # fmt: skip
+                          text=text, label=f"steps {launch.first_step} to {last_step}"))  # fmt: skip
     for before, after in zip(run.launches, run.launches[1:], strict=False):
         if after.began_s > before.ended_s:
             text = f"{spell_seconds(after.began_s - before.ended_s)} until step {after.first_step}"

@@ -9,11 +9,11 @@ from unisono.launchers.program_files import of_a_run
 from unisono.observe.speed import slow_rank, speed_in, spell_sharing
 from unisono.report.charts import Series
 from unisono.report.content import (
-    SMOOTH,
     Chart,
     Remark,
     Section,
     Table,
+    band_of,
     diverges,
     flat,
     from_to,
@@ -22,16 +22,16 @@ from unisono.report.content import (
     loss_label,
     mean_of,
     range_of,
+    rates_of,
     room_of,
     sample,
-    smooth,
-    thin,
 )
 from unisono.report.rank_section import checkpoints, phases_by_rank, stragglers, timeline
-from unisono.report.run_view import RunView, by_rank, newest_checkpoint, resumed_after, strategy_in
+from unisono.report.run_view import RunView, by_rank, how_it_ended, newest_checkpoint, resumed_after, strategy_in
 from unisono.system.words import counted, spell_bytes, spell_count, spell_seconds
 
-_MOST_METRICS = 6
+MOST_METRICS = 6
+_RAW = ": every value is in its ledger.jsonl, metrics.jsonl and phases/."
 OVER = {"finished", "stopped"}
 """States in which a result is that of all steps."""
 
@@ -48,20 +48,25 @@ def run_section(run: RunView, num_runs: int) -> Section:
     ]
     folded += checkpoints(run)
     return Section(
-        title=f"Run {run.name}", lines=[_what(run), str(run.path)], findings=[*_findings(run), *remarks_of(curves)],
+        title=f"Run {run.name}", lines=[_what(run), f"{run.path}{_RAW * bool(run.ledger)}"],
+        findings=[*_findings(run), *remarks_of(curves)],
         charts=charts, folded=[table for table in folded if table.rows],
     )  # fmt: skip
 
 
 def _what(run: RunView) -> str:
     """Return in one line what was run, on how many workers, and how long."""
+    if not run.score:
+        return "It is not known what was to be trained: settings are written when the loop over steps begins."
     batch, seconds = run.score.get("batch_size", "?"), told_seconds(trained_s(run.result))
     told = f"{strategy_of(run)}, {run.score.get('replicas', '?')} replicas, batches of {batch}"
     told += f", {counted(run.result['epochs'], 'epoch')}" if run.result.get("epochs") else ""
     told += f", {run.worlds()} workers{run.changes()}" if run.worlds() != "1" else ", 1 worker"
     speed = speed_in(run.result)
     told += f", {seconds} of training" if seconds else ""
-    return f"{told}, mean {speed.spell()}." if speed else f"{told}."
+    totals = run.result.get("totals")
+    where = " in the last launch" if isinstance(totals, dict) and totals.get("launches", 1) > 1 else ""
+    return f"{told}, mean {speed.spell()}{where}." if speed else f"{told}."
 
 
 def _overview(run: RunView) -> Table:
@@ -119,7 +124,7 @@ def _findings(run: RunView) -> Iterator[Remark]:
         whole = sum(mean.values())
         top = sorted(mean.items(), key=lambda part: -part[1])[:3]
         told = ", ".join(f"{seconds / whole:.0%} {phase}" for phase, seconds in top) if whole else "nothing"
-        yield Remark(text=f"A step takes {spell_seconds(whole)}: {told}.")
+        yield Remark(text=f"The median step takes {spell_seconds(whole)}: {told}.")
 
 
 def _slow(run: RunView) -> Iterator[Remark]:
@@ -155,7 +160,10 @@ def _ending(run: RunView) -> Iterator[Remark]:
     elif state != "finished":
         saved = newest_checkpoint(run.path)
         goes_on = f"goes on after step {saved}{again}" if saved else f"starts from the beginning{again}: no checkpoint"
-        told = f"The run has not ended: its last step is {last}, and nothing on this machine trains it."
+        told = "The run has not ended, and nothing on this machine trains it"
+        if state == "ended":
+            told = how_it_ended(run.path, run.ledger[-1]["step"] if run.ledger else 0)
+        told = f"{told[0].upper()}{told[1:]}." + f" Its last step is {last}." * bool(run.ledger)
         yield Remark(text=f"{told} The same command {goes_on}.", tone="alarm")
     else:
         why = f": its program stopped it, {result['stopped_by']}" if "stopped_by" in result else ""
@@ -180,37 +188,35 @@ def _interruptions(run: RunView) -> Iterator[Remark]:
 
 
 def _curves(run: RunView, num_runs: int) -> Iterator[Chart | Remark]:
-    metrics = run.metrics()
+    metrics, room = run.metrics(), room_of(num_runs)
     tested = metrics.pop("test_loss", [])
     metrics.pop("train/loss", None)  # the ledger has it for every step
-    smoothed, width = mean_of(run.losses)
-    name = f"mean of {width} steps" if width > 1 else "loss of the step's batch"
-    losses = [Series(name=name, points=sample(smoothed, room_of(num_runs))),
-              _reach("test_loss", tested, num_runs)]  # fmt: skip
-    if width > 1:
-        losses.append(_reach("each step", run.losses, num_runs, is_pale=True, colour=0))
+    losses = [*_lines("loss of the step's batch", run.losses, room), *_lines("test_loss", tested, room, 1)]
     known = run.losses + tested
     yield from curves_of("Loss", losses, finding=from_to(run.losses), log_y=log_ends(known), y_label=loss_label(known))
-    for name, points in list(metrics.items())[:_MOST_METRICS]:
-        line = _reach(name, points, num_runs)
-        note = "" if line.name == name else f"Drawn: {line.name}."
-        yield from curves_of(name, [line], from_zero=False, finding=range_of(points), y_label=name, note=note)
+    for name, points in list(metrics.items())[:MOST_METRICS]:
+        yield from curves_of(name, _lines(name, points, room), from_zero=False, finding=range_of(points), y_label=name)
     speed = run.throughput()
-    lines = [Series(name=f"median of {SMOOTH} steps", points=sample(smooth(speed), room_of(num_runs))),
-             _reach("each step", speed, num_runs, is_pale=True, colour=0)]  # fmt: skip
+    means, width = rates_of(speed)
+    lines = [Series(name=f"mean of {width} steps" if width > 1 else "each step", points=sample(means, room))]
+    lines += [band_of("each step", speed, room, 0, left_out=0.1)] if width > 1 else []
     values = sorted(value for _, value in speed) or [0.0]
-    finding = (
-        f"{spell_count(round(statistics.median(values)))} samples a second in the median step, "
-        f"{spell_count(round(values[len(values) // 10]))} or less in the slowest tenth."
+    finding = f"{spell_count(round(statistics.median(values)))} samples a second in the median step"
+    slow = (
+        f", {spell_count(round(values[len(values) // 10]))} or less in the slowest tenth" if len(values) >= 10 else ""
     )
+    finding += f"{slow}."
     yield from curves_of("Throughput", lines, finding=finding, y_label="samples a second, within steps")
 
 
-def _reach(name: str, points: Sequence[tuple[float, float]], num_runs: int, **how: Any) -> Series:
-    """Return a line of all values; where they are more than there is room for, its name says what is drawn of them."""
-    kept, width = thin(points, room_of(num_runs))
-    of = "" if name == "each step" else f"{name}, "
-    return Series(name=name if width == 1 else f"{of}lowest and highest of {width} steps", points=kept, **how)
+def _lines(name: str, points: Sequence[tuple[float, float]], room: int, colour: int = 0) -> list[Series]:
+    """Return a line of all values; of many a smooth one, and pale what it is the mean of."""
+    smoothed, width = mean_of(points)
+    if width == 1 or (colour and len(points) <= room):
+        return [Series(name=name, points=sample(points, room), colour=colour)]
+    of = f"{name}, " if colour else ""
+    line = Series(name=f"{of}mean of {width} steps", points=sample(smoothed, room), colour=colour)
+    return [line, band_of("each step", points, room, colour)]
 
 
 def curves_of(title: str, series: Sequence[Series], from_zero: bool = True, **how: Any) -> Iterator[Chart | Remark]:

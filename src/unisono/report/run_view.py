@@ -12,20 +12,22 @@ from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.launchers.worker.kept_failure import NAME as FAILURE
+from unisono.launchers.worker.kept_failure import kept_failure
 from unisono.observe.compare import changed_ledger
 from unisono.observe.damage import describe_damage, describe_metric_damage, is_record, is_step
 from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
-from unisono.observe.phases import StepPhases, read_phases
+from unisono.observe.phases import StepPhases, has_begun, read_with_damage
 from unisono.observe.run_json import read_object
-from unisono.observe.run_place import no_run, runs_in
+from unisono.observe.run_place import BEGUN, no_run, runs_in
 from unisono.observe.speed import OWN, seconds_within, speed_of
 from unisono.scaling.study import STEP_PHASES
 from unisono.system.processes import boot_id, look_at
 from unisono.system.words import counted
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.[0-9a-f]+")  # what `checkpoint.store`, which loads torch, calls a whole one
-_OF_A_RESULT = ("score.json", "run.lock", "scaling.json")  # what has one of these is no folder of runs
+_OF_A_RESULT = (*BEGUN, "scaling.json")  # what has one of these is no folder of runs
 _SILENT_S = 30.0
 _CHANGES = {"deaths": "died", "joins": "joined", "released": "left"}
 
@@ -59,7 +61,7 @@ class RunView:
     phases: list[StepPhases]  #: Records of all launches; a step done twice appears for each.
     launches: list[Launch]  #: In order.
     changed: str | None = None  #: Which line of the ledger is not the one that was written, in words; None: none is.
-    damage: str | None = None  #: Where ledger or metrics are damaged, and what to do, in words; None: nowhere.
+    damage: str | None = None  #: Where its files are damaged, and what that means, in words; None: nowhere.
 
     @property
     def state(self) -> str:
@@ -217,6 +219,22 @@ def resumed_after(path: Path, number: int, first: int) -> int:
     return newest_checkpoint(path) if token > 1 else 0  # it writes once a second
 
 
+def how_it_ended(path: Path, step: int) -> str:
+    """Return how the newest launch of a run has ended that nobody trains and that has no result, in one sentence.
+
+    Args:
+        path: Of the run.
+        step: The last one in the ledger.
+    """
+    number = int(holder_of(path).get("token", 0))
+    who = f"launch {number}" if number > 1 else "it"
+    early = " before its first step" if not step or (number and not has_begun(path, number)) else ""
+    if failure := kept_failure(path, number):
+        more = f". Its traceback is in {path / FAILURE}" if failure.traceback else ""
+        return f"{who} failed{early}: {failure.spell()}{more}"
+    return f"{who} ended{early}, not finished: killed, or its error is in the output of its command"
+
+
 def check_run(path: Path) -> None:
     """Refuse what is no run directory."""
     if not (path / "score.json").exists():
@@ -232,7 +250,7 @@ def each_run(paths: Sequence[Path], most: int | None = None) -> tuple[list[Path]
     """
     found, told = [], []
     for path in paths:
-        runs = [] if any((path / name).exists() for name in _OF_A_RESULT) else runs_in(path)
+        runs = [] if any((path / name).exists() for name in _OF_A_RESULT) else runs_in(path, BEGUN)
         if runs:
             cut = "" if most is None or len(runs) <= most else f", of which the {most} newest are shown"
             told.append(f"{path} holds {counted(len(runs), 'run')}{cut}")
@@ -244,12 +262,13 @@ def read_run(path: Path) -> RunView:
     """Return a run directory's content."""
     files = {name: read_object(path / f"{name}.json") for name in ("score", "environment", "result")}
     try:
-        phases = read_phases(path)
+        phases, bad = read_with_damage(path)
+        damage = " ".join(filter(None, [damage_of(path), bad])) or None
         view = RunView(
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
             result=files["result"], ledger=[*itertools.takewhile(is_step, read_lines(path / "ledger.jsonl"))],
             logged=[*itertools.takewhile(is_record, read_lines(path / METRICS))], phases=phases,
-            launches=list(_launches(phases)), changed=changed_ledger(path, files["result"]), damage=damage_of(path),
+            launches=list(_launches(phases)), changed=changed_ledger(path, files["result"]), damage=damage,
         )  # fmt: skip
         view.losses, view.metrics(), view.throughput()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:

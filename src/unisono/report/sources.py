@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.observe.run_place import no_run
+from unisono.observe.run_place import BEGUN, no_run
 from unisono.report.comparison.compare_section import compare_section
 from unisono.report.content import Remark, Section
 from unisono.report.forecast_section import KIND as FORECAST
@@ -70,7 +70,7 @@ _WRITTEN = "unisono train --out DIR, unisono bench scaling and unisono forecast 
 def read_source(path: Path) -> RunView | Study | dict[str, Any]:
     """Return what a path holds."""
     if path.is_dir():
-        if (path / "score.json").exists():
+        if any((path / name).exists() for name in BEGUN):
             return read_run(path)
         if (path / "scaling.json").exists():
             return read_source(path / "scaling.json")

@@ -29,19 +29,22 @@ STYLE = (
     ".chart text{fill:var(--ink);font-size:12px}.chart .tick,.chart .axis{fill:var(--faint)}.chart .alarm{fill:"
     "var(--alarm)}.grid{stroke:var(--rule);stroke-width:1}.line{fill:none;stroke-width:2;stroke-linejoin:round}"
     ".error{stroke-width:2}.pale{stroke-width:1;stroke-opacity:.4}"
-    ".dash{stroke-dasharray:7 3}.dots{stroke-dasharray:2 3}"
-    ".limit{stroke:var(--faint);stroke-dasharray:6 4;stroke-width:1.5}.hit{fill:transparent}"
+    ".band{fill-opacity:.18;stroke:none}.dash{stroke-dasharray:7 3}.dots{stroke-dasharray:2 3}"
+    ".limit{stroke:var(--faint);stroke-dasharray:6 4;stroke-width:1.5}"
     ".chart .on{fill:var(--bg);font-weight:600;text-anchor:middle}.none{fill:var(--card)}"
     ".old,.new{fill:none;stroke:var(--rule);stroke-width:1}"
     ".none,.chart rect.fill{stroke:var(--bg);stroke-width:.5}.new{stroke:var(--ink);stroke-width:2.4}"
     ".tip{display:none;pointer-events:none;font-weight:600;paint-order:stroke;stroke:var(--card);stroke-width:5px;"
     "stroke-linejoin:round}.pt{outline:none}.pt:hover .tip,.pt:focus .tip{display:block}"
-    ".pt:hover .dot,.pt:focus .dot{r:5}.pt:hover .fill,.pt:focus .fill{stroke:var(--ink);stroke-width:1.5}"
+    ""
+    ".hit{fill:transparent}.pt:hover .hit,.pt:focus .hit{fill:var(--faint);fill-opacity:.25}"
+    ".pt:hover .fill,.pt:focus .fill{stroke:var(--ink);stroke-width:1.5}"
     ".chart .fill.plain{fill:var(--rule)}.chart .fill.bad{fill:var(--alarm)}"
     ".chart .end{font-weight:600}.chart .end,.halo{paint-order:stroke;stroke:var(--bg);stroke-width:3px;"
     "stroke-linejoin:round}figure .chart .end,figure .halo{stroke:var(--card)}"
     + "".join(
-        f".line.c{n},.error.c{n}{{stroke:var(--c{n})}}.dot.c{n},.chart .fill.c{n},.chart .end.c{n}{{fill:var(--c{n})}}"
+        f".line.c{n},.error.c{n}{{stroke:var(--c{n})}}.band.c{n},.dot.c{n},.chart .fill.c{n},.chart .end.c{n}"
+        f"{{fill:var(--c{n})}}"
         for n in range(8)
     )
 )
@@ -79,11 +82,21 @@ class Drawing:
         shape = f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
         self._parts.append(self._hover(shape, tip, min(x, self.width - 220), y) if tip else shape)
 
-    def dot(self, x: float, y: float, radius: float, kind: str, tip: str) -> None:
-        """Draw a point; `tip` is shown under the pointer."""
-        places = ((f"dot {kind}", radius), ("hit", 7))
-        shape = "".join(f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"/>' for name, r in places)
-        self._parts.append(self._hover(shape, tip, x, y - 10))
+    def dot(self, x: float, y: float, radius: float, kind: str) -> None:
+        """Draw a point."""
+        self._parts.append(f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"/>')
+
+    def area(self, points: Sequence[tuple[float, float]], kind: str) -> None:
+        """Fill what lies within straight lines from point to point."""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._parts.append(f'<polygon class="{kind}" points="{path}"/>')
+
+    def strip(self, left: float, right: float, top: float, bottom: float, tip: str) -> None:
+        """Put an unseen column on the drawing, which shows itself and `tip`, at its upper end, under the pointer."""
+        shape = (
+            f'<rect class="hit" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{bottom - top:.1f}"/>'
+        )
+        self._parts.append(self._hover(shape, tip, (left + right) / 2, top + 12))
 
     def put(self, other: "Drawing", x: float, y: float) -> None:
         """Put another drawing on this one."""
@@ -97,7 +110,9 @@ class Drawing:
     def _hover(self, shape: str, text: str, x: float, y: float) -> str:
         anchor = "start" if x < self.width * 0.4 else "end" if x > self.width * 0.6 else "middle"
         place = f'x="{x:.1f}" y="{max(14.0, y):.1f}" text-anchor="{anchor}"'
-        return f'<g class="pt" tabindex="-1">{shape}<text class="tip" {place}>{text_of(text)}</text></g>'
+        first, *more = map(text_of, text.split("\n"))
+        lines = first + "".join(f'<tspan x="{x:.1f}" dy="15">{line}</tspan>' for line in more)
+        return f'<g class="pt" tabindex="-1">{shape}<text class="tip" {place}>{lines}</text></g>'
 
 
 def text_of(value: object) -> str:

@@ -157,8 +157,23 @@ def explain_uncaught() -> None:
         if note := of_a_mistake(found):
             found.add_note(note)
         sys.__excepthook__(kind, found, traceback)
+        tell_uncaught(found)
 
     sys.excepthook = hook
+
+
+def on_uncaught(tell: Callable[[BaseException], None]) -> None:
+    """Call `tell` with the error that ends the program, once it has been shown."""
+    _listeners.append(tell)
+
+
+def tell_uncaught(error: BaseException) -> None:
+    """Tell those who have asked to hear of the error that ends the program."""
+    for tell in _listeners:
+        tell(error)
+
+
+_listeners: list[Callable[[BaseException], None]] = []
 
 
 def warn(text: str) -> None:

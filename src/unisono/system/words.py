@@ -1,17 +1,21 @@
 """Numbers as people write them, from microseconds to months and from bytes to terabytes (pure)."""
 
 import math
+import textwrap
+from collections.abc import Iterable, Iterator
 
 
 def spell_seconds(seconds: float) -> str:
-    """Return a time of any length: ``12.5 µs``, ``3.2 h``, ``40 d``; ``never`` for infinity, ``0 s`` for nothing."""
+    """Return a time of any length: ``12.5 µs``, ``2 min 13 s``, ``40 d``; ``never`` for infinity, ``0 s`` for none."""
     if math.isinf(seconds):
         return "never"
     if seconds == 0:
         return "0 s"
-    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.3g} {unit}" if seconds < 1000 * length else f"{seconds / length:,.0f} {unit}"
+    for unit, length, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        parts = round(seconds / part)
+        if seconds > 59.95 and parts * part >= length:
+            whole, rest = divmod(parts, length // part)
+            return f"{whole:,} {unit}" + (f" {rest} {below}" if rest and whole < 100 else "")
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 0.9995:
             return f"{seconds * factor:.3g} {unit}"
@@ -40,3 +44,28 @@ def spell_count(number: float) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 worker``, ``3 workers``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def packed(entries: Iterable[str], width: int) -> Iterator[str]:
+    """Yield lines of entries, two blanks apart, none of them broken unless it is longer than a line."""
+    line = ""
+    for entry in entries:
+        if line and len(line) + 2 + len(entry) > width:
+            yield line
+            line = entry
+        else:
+            line += f"  {entry}" if line else entry
+    if line:
+        yield line
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return text in lines of at most `width` columns, broken between entries (two blanks apart), else between words.
+
+    A word that is longer than a line stays whole.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        for part in [line] if len(line) <= width else packed(line.split("  "), width):
+            lines += textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return "\n".join(lines)

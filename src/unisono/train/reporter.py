@@ -9,6 +9,7 @@ from typing import Self, final
 from unisono.collectives.placement import cut
 from unisono.observe.phases import DATA
 from unisono.observe.progress import ProgressLine
+from unisono.system.words import spell_seconds
 from unisono.train.callbacks.base import Loop
 from unisono.train.evaluate import BATCH_SIZE
 from unisono.train.run import Run
@@ -83,7 +84,7 @@ class Reporter:
         loop, now = self._loop, time.monotonic()
         scores = ({"train_loss": self._losses / self._steps} if self._steps else {}) | loop.scores
         listed = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.note(f"{self._epoch(loop.epoch, loop.epochs)}  {listed}  {now - self._since:.1f} s")
+        self.note(f"{self._epoch(loop.epoch, loop.epochs)}  {listed}  {spell_seconds(now - self._since)}")
         self._losses, self._steps, self._since = 0.0, 0, now
 
     def write(self, values: dict[str, float]) -> None:

@@ -31,6 +31,9 @@ def test_the_page_follows(width, theme, tmp_path):
     assert (seen.returncode, dom.returncode) == (0, 0), seen.stderr[-2000:]
     assert shot.stat().st_size > 10_000
     assert "<span>step 60</span>" in dom.stdout
+    head = dom.stdout.partition('id="below"')[0]
+    assert head.count("<figure>") == head.count("<svg") == 3  # loss, metric, ranks: not in the report alone
+    assert "The report, drawn again" in dom.stdout
     assert "connecting" not in dom.stdout
     assert "<img src" not in dom.stdout
     assert console(seen) + console(dom) == []

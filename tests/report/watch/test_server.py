@@ -10,7 +10,9 @@ import pytest
 
 from report.made_runs import HOSTILE, make_run
 from unisono.errors import ConfigError
+from unisono.report.watch.head import head_of
 from unisono.report.watch.server import WatchServer
+from unisono.report.watch.state import WatchedRun
 
 
 @contextmanager
@@ -53,6 +55,9 @@ def test_it_follows(tmp_path):
             assert (told["name"], told["state"], told["verdict"]) == ("run", "finished", "loss from 0.5858 to 0.03613")
             assert told["facts"][:3] == ["step 60", "epoch 1", "mean 1,600 samples/s"]
             assert (told["tone"], told["notes"]) == ("good", [])
+            titles = ["Loss", "test_accuracy: 0.9833", "Where a step goes, rank by rank"]
+            assert [each["title"] for each in told["drawings"]] == titles  # as the terminal shows
+            assert first["table"] == []
             line = {"step": 61, "epoch": 0, "num_samples": 64, "loss": (0.5).hex()}
             with (path / "ledger.jsonl").open("a") as ledger:
                 ledger.write(json.dumps(line) + "\n")
@@ -64,6 +69,27 @@ def test_it_follows(tmp_path):
         page = ask(server, "/report").read().decode()
         assert "Report: run" in page or "Run run" in page
         assert "<script" not in page
+
+
+def test_several_runs(tmp_path):
+    """A table with a line for each, as in the terminal; of many, no drawings of each."""
+    paths = [make_run(tmp_path / f"run{number}", steps=30, launches=((1, 30),)) for number in range(5)]
+    with serving(*paths) as server, ask(server, "/events") as events:
+        told = json.loads(events.readline().removeprefix(b"data: "))
+    assert told["table"][0] == ["run", "state", "step", "loss", "samples/s", "left", "test_accuracy"]
+    assert told["table"][5] == ["run4", "finished", "30", "0.0667", "1,600", "-", "0.9667"]
+    assert [run["drawings"] for run in told["runs"]] == [[]] * 5
+
+
+def test_who_is_gone_or_slow_is_named_at_its_bar(tmp_path):
+    """And only phases that there are have a part of it; before the first step nothing is drawn."""
+    run = WatchedRun(make_run(tmp_path / "run", slow=1, steps=90, launches=((1, 90),)))
+    drawn = head_of(run)["drawings"][-1]["svg"]
+    assert ">rank 1 slow</text>" in drawn and ">rank 0</text>" in drawn
+    assert "checkpoint" in drawn and "evaluate" not in drawn
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "run.lock").touch()
+    assert head_of(WatchedRun(tmp_path / "new"))["drawings"] == []
 
 
 def test_a_stopped_run(tmp_path):

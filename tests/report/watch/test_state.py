@@ -24,7 +24,7 @@ def holder(pid):
 def test_a_finished_run(tmp_path):
     """All that was written, by one look; a phase's share is the mean of the last steps."""
     run = WatchedRun(make_run(tmp_path / "run"))
-    assert (run.state, run.step, run.epoch, run.num_damaged, run.lost()) == ("finished", 60, 0, 0, [])
+    assert (run.state, run.step, run.epoch, run.damaged.total(), run.lost()) == ("finished", 60, 0, 0, [])
     assert run.metrics == {"test_accuracy": pytest.approx(1 - 1 / 60)}
     assert run.losses[0] == (1, 2.0)
     facts = run.facts()
@@ -56,7 +56,7 @@ def test_it_grows(tmp_path):
     with (path / "ledger.jsonl").open("a") as ledger:
         ledger.write(json.dumps(line) + "\nrubbish\n" + '{"step": 62')
     assert run.poll()
-    assert (run.step, run.epoch, run.losses[-1], run.num_damaged) == (61, 2, (61, 0.5), 1)
+    assert (run.step, run.epoch, run.losses[-1], run.damaged.total()) == (61, 2, (61, 0.5), 1)
 
 
 def test_a_damaged_ledger(tmp_path):
@@ -145,7 +145,7 @@ def test_a_death_that_the_others_have_told(tmp_path):
         with (path / "phases" / f"rank-{rank}.jsonl").open("a") as phases:
             phases.write('{"lost": 2, "step": 58, "wall_ns": 1795000025000000000}\n')
     run = WatchedRun(path)
-    assert (run.lost(), run.facts()["lost"], run.num_damaged) == ([2], [2], 0)
+    assert (run.lost(), run.facts()["lost"], run.damaged.total()) == ([2], [2], 0)
     assert [told.partition("rank")[2] for told in events(run)][1:] == [" 2 died in step 58"]
     assert len(read_run(path).phases) == 175  # the report reads on
     file.unlink()  # it was on another host, which keeps its own

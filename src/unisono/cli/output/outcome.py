@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import click
 from unisono.cli.options.settings import is_quiet
 from unisono.cli.output.examples import shown
 from unisono.errors import ConfigError, DataError, RunStopped, UnisonoError, WorkerFailed
+from unisono.system.words import wrapped
 
 USAGE_ERROR = 2
 FAILED = 1
@@ -53,15 +55,21 @@ def nothing_kept(what: str) -> Callable[..., str]:
     return lambda *_: f"Nothing is kept of {what}. Again: {command_line()}"
 
 
+def fitted(text: str, err: bool = False) -> str:
+    """Return text as a terminal shows it without breaking a word; for a pipe as it is."""
+    is_terminal = (sys.stderr if err else sys.stdout).isatty()
+    return wrapped(text, shutil.get_terminal_size().columns) if is_terminal else text
+
+
 def tell(line: str) -> None:
     """Print what is going on, beside the answer; nothing with ``--quiet``."""
     if not is_quiet():
-        click.echo(line, err=True)
+        complain(line)
 
 
 def complain(line: str) -> None:
     """Print what is not as it should be, beside the answer; with ``--quiet`` too."""
-    click.echo(line, err=True)
+    click.echo(fitted(line, err=True), err=True)
 
 
 def conclude(equal: bool, as_json: bool) -> int:

@@ -83,7 +83,7 @@ class FailureReport:
             type_name=type(error).__name__,
             message="\n".join([text_of(error), *getattr(error, "__notes__", ())]),
             traceback=text if os.environ.get(_ALL_FRAMES) == "1" else folded(text),
-            location=_user_location(kept),
+            location=location_of(kept),
             is_unisono=says_all(error),
             is_secondary=is_secondary(error),
             is_config=isinstance(error, ConfigError),
@@ -291,7 +291,7 @@ def _ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks))) or "none"
 
 
-def _user_location(trace: TracebackType | None) -> str:
+def location_of(trace: TracebackType | None) -> str:
     """Return the innermost place outside unisono, torch and Python's own library: there is something to look at."""
     location = ""
     for frame in traceback.extract_tb(trace):

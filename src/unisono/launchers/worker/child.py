@@ -29,6 +29,7 @@ from unisono.launchers.worker.environment import JOINS_VARIABLE
 from unisono.launchers.worker.local_rank import with_local_rank
 from unisono.system.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage
 from unisono.system.leaving import leave_groups_at_exit
+from unisono.system.messages import tell_uncaught
 from unisono.system.processes import die_with_parent
 
 FUNCTION_FILE = "call.pickle"
@@ -78,6 +79,7 @@ def main(argv: list[str]) -> int:
         code = _exit_code(error)
         if code != 0 and not isinstance(error, RunStopped):
             FailureReport.from_exception(error, rank, code).save(directory)
+            tell_uncaught(error)
             # A thread that keeps the failed process from ending would keep its peers waiting for it. What it has to
             # show (to no one: the failure is told already) may come from a machine that is merely slow.
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

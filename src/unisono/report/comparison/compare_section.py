@@ -1,5 +1,6 @@
 """The section of a page that sets runs beside each other: which are equal, what differs first, curves of all."""
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterator, Sequence
@@ -9,20 +10,22 @@ from unisono.observe.compare import said_now
 from unisono.report.charts import Series
 from unisono.report.comparison.run_diff import RunDiff, compare_runs
 from unisono.report.content import (
-    SMOOTH,
     Chart,
     Remark,
     Section,
     Table,
+    flat,
+    line_view,
     log_ends,
     loss_label,
     mean_of,
+    rates_of,
     room_of,
     sample,
-    smooth,
     unique,
 )
 from unisono.report.run_section import (
+    MOST_METRICS,
     OVER,
     charts_of,
     curves_of,
@@ -34,7 +37,11 @@ from unisono.report.run_section import (
     trained_s,
 )
 from unisono.report.run_view import RunView
-from unisono.system.words import counted, spell_count
+from unisono.system.words import counted, spell_count, spell_seconds
+
+_HASHES = {"model.structure", "model.initial_weights", "data.fingerprint"}
+_SMOOTH = "Of many steps a point is the mean of a fortieth of its run."
+_MOST_SETTINGS = 12  # of more, the table is folded
 
 
 def compare_section(runs: Sequence[RunView]) -> Section:
@@ -54,10 +61,25 @@ def compare_section(runs: Sequence[RunView]) -> Section:
     table = Table(title="The runs side by side", head=head, rows=rows,
                   numeric=frozenset(range(3, 6 + len(metrics))), mono=frozenset({6 + len(metrics)}))  # fmt: skip
     curves = [*_side_by_side(runs, names)]
+    settings = [*_settings(runs, names)]
+    is_long = any(len(found.rows) > _MOST_SETTINGS for found in settings)
     return Section(
-        title="Comparison", findings=[*findings, *remarks_of(curves)], tables=[table], charts=charts_of(curves),
-        has_charts_first=True,
+        title="Comparison", findings=[*findings, *remarks_of(curves)], tables=[table, *([] if is_long else settings)],
+        charts=charts_of(curves), folded=settings if is_long else [],
     )  # fmt: skip
+
+
+def _settings(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Table]:
+    """Yield a table of the settings in which the runs differ, where they do.
+
+    Hashes, which follow from others, are left out, and so are parts that only some of the models have.
+    """
+    found = [{row[0]: row[1] for row in flat(said_now(run.score))} for run in runs]
+    keys = dict.fromkeys(key for one in found for key in one if key not in _HASHES)
+    shown = (key for key in keys if not key.startswith("modules.") or all(key in one for one in found))
+    rows = [[key, *(one.get(key, "-") for one in found)] for key in shown]
+    if rows := [row for row in rows if len({*row[1:]}) > 1]:
+        yield Table(title="Settings that differ", head=["setting", *names], rows=rows)
 
 
 def _groups(runs: Sequence[RunView]) -> list[list[int]]:
@@ -105,6 +127,7 @@ def _difference(found: RunDiff, name: str, other: str) -> Remark:
     steps = f"from step {found.step} on" if found.first != "length" else "in their settings"
     where = steps if found.step else "in their final weights or settings"
     causes = "".join(f": {why}" for why in [*found.score, *found.notes][:1])  # a setting explains a loss
+    causes += ", and other settings: see the table" if len(found.score) > 1 else ""
     return Remark(text=f"{name} and {other} differ {where}{causes}")
 
 
@@ -146,11 +169,40 @@ def _side_by_side(runs: Sequence[RunView], names: Sequence[str]) -> Iterator[Cha
     means = [mean_of(run.losses)[0] for run in runs]
     ends = [statistics.fmean(value for _, value in run.losses[-10:]) if run.losses else None for run in runs]
     medians = [statistics.median(value for _, value in speed) if speed else None for speed in speeds]
+    metrics = [run.metrics() for run in runs]
     yield from curves_of("Loss of all runs", _thin(means, names), log_y=log_ends(losses), y_label=loss_label(losses),
-                      finding=_extremes(names, ends, "mean loss of the last steps, 10 at most"))  # fmt: skip
-    yield from curves_of("Throughput of all runs", _thin([smooth(speed) for speed in speeds], names),
-                      y_label="samples a second, within steps", note=f"Medians of {SMOOTH} steps.",
+                      note=_SMOOTH, finding=_extremes(names, ends, "mean loss of the last steps, 10 at most")
+                      )  # fmt: skip
+    for metric in [name for name in dict.fromkeys(itertools.chain(*metrics)) if name != "train/loss"][:MOST_METRICS]:
+        lines = [found.get(metric, []) for found in metrics]
+        if sum(map(bool, lines)) > 1:
+            last = [points[-1][1] if points else None for points in lines]
+            shown = _thin([mean_of(points)[0] for points in lines], names)
+            finding = _extremes(names, last, "last values")
+            log_y = log_ends([*itertools.chain(*lines)]) if "loss" in metric else None
+            label = metric if log_y is None else f"{metric}, on a logarithmic scale"
+            yield from curves_of(
+                f"{metric} of all runs", shown, from_zero=False, log_y=log_y, y_label=label, finding=finding
+            )
+    timed = [line for line in _thin([*map(_by_time, runs, means)], names) if len(line.points) > 1]
+    if len(timed) > 1:
+        yield line_view(
+            "Loss of all runs by time", timed, "time", spell_seconds, told_value, log_y=log_ends(losses),
+            y_label=loss_label(losses), note="Each from its first step; interruptions are left out.",
+        )  # fmt: skip
+    yield from curves_of("Throughput of all runs", _thin([rates_of(speed)[0] for speed in speeds], names),
+                      y_label="samples a second, within steps",
                       finding=_extremes(names, medians, "samples a second in the median step"))  # fmt: skip
+
+
+def _by_time(run: RunView, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return a curve over the seconds since the first step, those between two launches left out."""
+    before, began = 0.0, dict[int, float]()
+    for launch in run.launches:
+        began[launch.number] = launch.began_s - before
+        before += launch.ended_s - launch.began_s
+    at = {step: found[0].began_ns / 1e9 - began[found[0].launch] for step, found in run.final_phases().items()}
+    return sorted((at[int(step)], value) for step, value in points if step in at)
 
 
 def _thin(points: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> list[Series]:

@@ -3,16 +3,15 @@
 import io
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
-from unisono.report.content import log_ends, mean_of
+from unisono.report.watch.curves import EIGHTHS, PALE, curve, eighths, is_log, means, spread
 from unisono.report.watch.ranks import RankState
 from unisono.report.watch.state import WatchedRun
-from unisono.report.watch.told import ended, events, held_up, progress, room, setup, spell_clock, spelt, values, verdict
-from unisono.system.words import counted, spell_seconds
+from unisono.report.watch.told import ended, events, held_up, progress, room, row, setup, spelt, values, verdict
+from unisono.system.words import counted, packed, spell_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
-_PALE = "░"
 _COLOURS = {
     "data": "yellow", "forward": "cyan", "backward": "blue", "reduce": "magenta", "update": "green",
     "checkpoint": "red", "evaluate": "white", "other": "bright_black",
@@ -34,58 +31,7 @@ _MOST_RANKS = 16
 _MOST_METRICS = 4
 _MOST_EVENTS = 12
 _LEAST_CURVE = 8
-
-
-def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
-    """Return a smooth curve as lines of text, the newest point at the right; logarithmic as `log_ends` says.
-
-    Where there are more points than columns, a column shows the mean of its stretch; where there are fewer, each point
-    takes several columns. Above it single points are pale: the highest of each column, as far as the scale reaches.
-
-    Args:
-        points: (x, y); what is not finite is left out.
-        width: Columns, of which ten are for the numbers at the left.
-        height: Lines.
-    """
-    values = _columns(points, width)
-    if not values:
-        return []
-    low, high = min(values), max(values)
-    single = _spread([y for _, y in points if math.isfinite(y)], len(values), max)
-    eighths = _eighths([*values, *(min(high, max(low, value)) for value in single)], height, is_log=_is_log(values))
-    lines = []
-    for row in reversed(range(height)):
-        label = high if row == height - 1 else low if row == 0 else None
-        cells = "".join(
-            _PALE if mine <= 8 * row < 8 * row + 4 < top else _EIGHTHS[max(0, min(8, mine - 8 * row))]
-            for mine, top in zip(eighths[: len(values)], eighths[len(values) :], strict=True)
-        )
-        lines.append(f"{'' if label is None else f'{label:.4g}':>9} {cells}")
-    return lines
-
-
-def _columns(points: Sequence[tuple[float, float]], width: int) -> list[float]:
-    """Return what each column of a curve shows."""
-    return _spread([y for _, y in mean_of(points)[0]], max(8, width - 10))
-
-
-def _is_log(values: Sequence[float]) -> bool:
-    return log_ends([(0.0, value) for value in values]) is not None
-
-
-def _spread(
-    values: Sequence[float], columns: int, of: Callable[[Sequence[float]], float] = statistics.fmean
-) -> list[float]:
-    """Return one value for each column, the mean of its stretch, or what `of` says; nothing of nothing."""
-    ends = [n * len(values) // columns for n in range(columns + 1 if values else 0)]
-    return [of(values[first : max(last, first + 1)]) for first, last in itertools.pairwise(ends)]
-
-
-def _eighths(values: Sequence[float], height: int, *, is_log: bool = False) -> list[int]:
-    """Return how high each value stands, in eighths of a line: the lowest 1, the highest 8 times `height`."""
-    heights = [math.log10(value) for value in values] if is_log else values
-    low, high = min(heights), max(heights)
-    return [round((value - low) / ((high - low) or 1.0) * (8 * height - 1)) + 1 for value in heights]
+_USUAL_CURVE = 5  # lines, where nobody says how many there are
 
 
 @final
@@ -105,10 +51,10 @@ class _Size:
 
 
 _SIZES = (
-    *map(_Size, (8, 7, 6, 5, 4, 3)),
+    *map(_Size, (16, 13, 10, 8, 7, 6, _USUAL_CURVE, 4, 3)),
     *(_Size(3, events, ranks) for events, ranks in ((6, 16), (3, 16), (3, 8), (2, 4))),
     *(_Size(lines, 2, 4, metrics, legend=False) for lines, metrics in ((3, 2), (2, 2), (2, 0))),
-    *(_Size(lines, 1, ranks, 0, legend=False) for lines, ranks in ((2, 2), (2, 0), (0, 0))),
+    *(_Size(lines, 1, ranks, 0, legend=False) for lines, ranks in ((2, 2), (2, 0))),
     *(_Size(lines, events, 0, 0, False, is_least=True) for lines, events in ((3, 1), (2, 1), (0, 1), (0, 0))),
 )
 """From the largest to the smallest: the first for which the terminal has lines is drawn."""
@@ -137,7 +83,9 @@ def draw(runs: Sequence[WatchedRun], width: int, height: int | None = None, keys
         found = Group(*several, *(_panel(run, width - 4, size, keys) for run in runs))
         return found if height is None or len(console.render_lines(found)) <= height else None
 
-    for size in _SIZES[3:] if height is None else _SIZES:
+    for size in _SIZES:
+        if height is None and size.curve > _USUAL_CURVE:
+            continue
         if found := fitting(size):
             most = min(_MOST_EVENTS, max(len([*events(run)]) for run in runs))
             for number in range(size.events + 1, most + 1):  # what is left of the terminal is theirs
@@ -153,15 +101,8 @@ def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
     """Return several runs in a table: what matters most at the left, as many columns as there is room for."""
     from rich.table import Table
 
-    metrics = [name for name in dict.fromkeys(itertools.chain(*(run.metrics for run in runs))) if name[:2] != "lr"]
-    columns: dict[str, list[str]] = {
-        "run": [run.name[:24] for run in runs],
-        "state": [run.state for run in runs],
-        "step": [f"{run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else "") for run in runs],
-        "loss": [spelt(run.losses[-1][1]) if run.losses else "-" for run in runs],
-        "samples/s": ["-" if (speed := run.speed) is None else f"{speed.by_clock:,.0f}" for run in runs],
-        "left": ["-" if (eta_s := run.eta_s) is None else spell_clock(eta_s) for run in runs],
-    } | {name: [spelt(run.metrics[name]) if name in run.metrics else "-" for run in runs] for name in metrics}
+    rows = [row(run) for run in runs]
+    columns = {name: [each.get(name, "-") for each in rows] for name in dict.fromkeys(itertools.chain(*rows))}
     table, used = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), 0
     fitting = []
     for name, cells in columns.items():
@@ -170,8 +111,8 @@ def side_by_side(runs: Sequence[WatchedRun], width: int) -> "Table":
             break
         fitting.append(cells)
         table.add_column(name, header_style="dim", no_wrap=True, justify="left" if len(fitting) < 3 else "right")
-    for row in zip(*fitting, strict=True):
-        table.add_row(*row)
+    for line in zip(*fitting, strict=True):
+        table.add_row(*line)
     return table
 
 
@@ -192,11 +133,11 @@ def _panel(run: WatchedRun, width: int, size: _Size, keys: str = "", height: int
     half = (width - _GAP) // 2 if (is_wide := width >= _SIDE_BY_SIDE) else width
     left: list[RenderableType] = [*_loss(run, half, size.curve + 3 * (is_wide and size.curve > 0))]
     right: list[RenderableType] = [Text(line) for line in _metrics(run, half, size.metrics)]
-    if run.ranks and size.ranks:
+    if size.ranks and any(rank.steps for rank in run.ranks.values()):
         right += [_ranks(run, half, size.ranks), *(_legend(run, half) if size.legend else ())]
     parts += [_beside(left, right, half)] if is_wide and left and right else [*left, *right]
     parts += [Text(line, style="yellow") for line in events(run, size.events)]
-    parts += [] if size.is_least else [Text(line, style="dim") for line in _packed(room(run), width)]
+    parts += [] if size.is_least else [Text(line, style="dim") for line in packed(room(run), width)]
     title = Text.assemble((run.name, "bold"), " ", (state, _TONES.get(state, "red")))
     below = Text(keys, style="dim") if keys else None
     return Panel(Group(*parts), title=title, title_align="left", subtitle=below, subtitle_align="right")
@@ -208,8 +149,8 @@ def _loss(run: WatchedRun, width: int, height: int) -> "Iterator[Text]":
     if run.losses and height:
         lines = curve(run.losses, width, height)
         notes = [f"steps {run.losses[0][0]:,.0f} to {run.losses[-1][0]:,.0f}"]
-        notes += ["log scale"] if _is_log(_columns(run.losses, width)) else []
-        notes += [f"{_PALE} highest steps"] if any(_PALE in line for line in lines) else []
+        notes += ["log scale"] if is_log(means(run.losses, width)) else []
+        notes += [f"{PALE} highest steps"] if any(PALE in line for line in lines) else []
         yield Text(f"loss, {', '.join(notes)}", style="dim")
         yield from map(Text, lines)
 
@@ -226,19 +167,6 @@ def _beside(left: "Iterable[RenderableType]", right: "Iterable[RenderableType]",
     return table
 
 
-def _packed(entries: Iterable[str], width: int) -> Iterator[str]:
-    """Yield lines of entries, two blanks apart, none of them broken unless it is longer than a line."""
-    line = ""
-    for entry in entries:
-        if line and len(line) + 2 + len(entry) > width:
-            yield line
-            line = entry
-        else:
-            line += f"  {entry}" if line else entry
-    if line:
-        yield line
-
-
 def _metrics(run: WatchedRun, width: int, most: int) -> Iterator[str]:
     """Yield a small curve of each metric that has been measured more than once; of learning rates none."""
     found = [(name, [value for _, value in points if math.isfinite(value)])
@@ -252,7 +180,7 @@ def _metrics(run: WatchedRun, width: int, most: int) -> Iterator[str]:
         if width - names - len(told) - 2 < _LEAST_CURVE:
             told = spelt(measured[-1])
         columns = max(_LEAST_CURVE, min(40, width - names - len(told) - 2))
-        cells = "".join(_EIGHTHS[eighth] for eighth in _eighths(_spread(measured, columns), 1))
+        cells = "".join(EIGHTHS[eighth] for eighth in eighths(spread(measured, columns), 1))
         yield f"{name:<{names}} {cells} {told}"
 
 
@@ -260,10 +188,10 @@ def _where(run: WatchedRun, width: int) -> Iterator[str]:
     """Yield how far it is, and how well."""
     if told := setup(run):
         yield told
-    yield from _packed(progress(run), width)
+    yield from packed(progress(run), width)
     yield from _bar_of_steps(run, width)
-    yield from _packed(values(run), width)
-    yield from _packed(ended(run), width)
+    yield from packed(values(run), width)
+    yield from packed(ended(run), width)
 
 
 def _bar_of_steps(run: WatchedRun, width: int) -> Iterator[str]:
@@ -276,9 +204,9 @@ def _bar_of_steps(run: WatchedRun, width: int) -> Iterator[str]:
 
 def _least(run: WatchedRun, width: int) -> Iterator[str]:
     """Yield of `_where` what a small terminal has room for."""
-    yield from _packed(progress(run), width)
+    yield from packed(progress(run), width)
     yield from _bar_of_steps(run, width)
-    yield from _packed(values(run), width)
+    yield from packed(values(run), width)
     yield from (line for line in ended(run) if line.startswith("next: "))
 
 
@@ -307,7 +235,7 @@ def _legend(run: WatchedRun, width: int) -> "Iterator[Text]":
     from rich.text import Text
 
     seen = {phase for rank in run.ranks.values() for phase, seconds in rank.phases().items() if seconds}
-    for line in _packed((f"{phase[0].upper()} {phase}" for phase in _COLOURS if phase in seen), width):
+    for line in packed((f"{phase[0].upper()} {phase}" for phase in _COLOURS if phase in seen), width):
         words = Text(line, style="dim")
         for phase in seen & _COLOURS.keys():
             words.highlight_words([f"{phase[0].upper()} {phase}"], style=f"not dim {_COLOURS[phase]}")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 from typing import Any, final
 from urllib.parse import parse_qs, urlsplit
@@ -18,46 +19,14 @@ from urllib.parse import parse_qs, urlsplit
 from unisono.errors import ConfigError, UnisonoError
 from unisono.report.page import render
 from unisono.report.sources import sections_of
+from unisono.report.svg import DARK, LIGHT, STYLE
+from unisono.report.watch.head import head_of, rows_of
 from unisono.report.watch.state import WatchedRun
-from unisono.report.watch.told import ended, events, held_up, progress, room, setup, values, verdict
 
 _REPORT_EVERY_S = 5.0
 _TIMES_AS_LONG = 10
 """So many times what the last report took passes before the next: a long run's takes seconds of the run's own cores."""
-_TONES = {"bold red": "bad", "bold green": "good", "bold yellow": "note"}
-_FRAME = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,"><style>
-:root{{--bad:#b00020;--good:#1b6e3c;--note:#7a5200}}
-@media (prefers-color-scheme:dark){{:root{{--bad:#ff8a80;--good:#7ddc9b;--note:#ffd180}}}}
-html,body{{height:100%;margin:0}}body{{display:flex;flex-direction:column;font:16px/1.5 system-ui,sans-serif}}
-#now{{padding:.6rem 1rem;border-bottom:1px solid #8888;overflow:auto;overflow-wrap:anywhere;max-height:45%}}
-#now>section+section{{border-top:1px solid #8884;margin-top:.5rem;padding-top:.5rem}}
-progress{{width:100%;display:block}}
-.facts{{font-variant-numeric:tabular-nums}}.facts span{{display:inline-block;margin-right:1.2em}}
-.faint{{opacity:.7;font-size:.9em}}.note{{color:var(--note)}}.bad{{color:var(--bad)}}.good{{color:var(--good)}}
-iframe{{flex:1;border:0;width:100%;min-height:0}}</style></head><body><div id="now" role="status">connecting</div>
-<iframe title="report" src="report?token={token}"></iframe><script nonce="{token}">
-const now=document.getElementById("now"),frame=document.querySelector("iframe"),title=document.title
-const put=(to,name,text,of)=>{{const made=to.appendChild(document.createElement(name))
-made.textContent=text;if(of)made.className=of;return made}}
-const list=(to,words,of)=>{{const row=put(to,"div","",of);words.forEach(word=>put(row,"span",word))}}
-const show=run=>{{const part=document.createElement("section"),top=put(part,"div","")
-put(top,"b",run.name);put(top,"span",` ${{run.state}}: `);put(top,"b",run.verdict,run.tone)
-if(run.share!==null){{const bar=put(part,"progress","");bar.max=1;bar.value=run.share}}
-list(part,run.facts,"facts");list(part,run.about,"facts faint")
-run.notes.forEach(note=>put(part,"div",note,"note"));return part}}
-const redraw=()=>{{const view=frame.contentWindow,top=view.scrollY
-const open=[...view.document.querySelectorAll("details")].map(each=>each.open)
-frame.onload=()=>{{frame.contentDocument.querySelectorAll("details").forEach((each,at)=>each.open=open[at]??each.open)
-frame.contentWindow.scrollTo(0,top)}};view.location.reload()}}
-const source=new EventSource("events?token={token}")
-source.onmessage=event=>{{const told=JSON.parse(event.data),known=told.runs.filter(run=>run.share!==null)
-now.replaceChildren(...told.runs.map(show))
-document.title=[...known.map(run=>run.state==="training"?Math.floor(100*run.share)+"%":run.state),title].join(" ")
-if(told.redraw)redraw()}}
-source.onerror=()=>{{now.textContent="the connection is lost; unisono watch has ended?"}}
-</script></body></html>"""
+_PAGE = resources.files("unisono.report.watch").joinpath("watch.html")
 
 
 @final
@@ -134,7 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{token}'; img-src data:; "
             "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
-        self._send(_FRAME.format(title=title, token=token), policy)
+        colours = [";".join(f"--{name}:{value}" for name, value in each.items()) for each in (LIGHT, DARK)]
+        parts = {"TITLE": title, "TOKEN": token, "STYLE": STYLE, "LIGHT": colours[0], "DARK": colours[1]}
+        page = _PAGE.read_text()
+        for name, part in parts.items():
+            page = page.replace(f"@{name}@", part)
+        self._send(page, policy)
 
     def _report(self) -> None:
         began = time.monotonic()
@@ -156,19 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
             redraw = is_new and time.monotonic() >= drawn + self.server.report_every_s
             if redraw:
                 drawn, is_new = time.monotonic(), False
-            told = {"runs": [_told(run) for run in runs], "redraw": redraw}
+            told = {"table": rows_of(runs), "runs": [head_of(run, len(runs)) for run in runs], "redraw": redraw}
             self.wfile.write(f"data: {json.dumps(told)}\n\n".encode())
             self.server.ending.wait(self.server.every_s)
             polled = [run.poll() for run in runs]
             is_new = is_new or any(polled)
-
-
-def _told(run: WatchedRun) -> dict[str, Any]:
-    """Return what the page says of a run, above its report."""
-    said, style = verdict(run)
-    share = min(1.0, run.step / run.num_steps) if run.num_steps else None
-    return {
-        "name": run.name, "state": run.state, "verdict": said, "tone": _TONES.get(style, ""), "share": share,
-        "facts": [*progress(run), *values(run)], "about": [setup(run), *ended(run), *room(run)],
-        "notes": [*held_up(run), *events(run)],
-    }  # fmt: skip

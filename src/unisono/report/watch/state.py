@@ -4,13 +4,14 @@ import json
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.damage import is_record, is_step
-from unisono.observe.phases import FOLDER
+from unisono.observe.phases import FOLDER, is_line
 from unisono.observe.run_json import read_object
 from unisono.observe.speed import WINDOW, WITHIN, Slow, Speed, rates, seconds_within, speed_in, speed_of, spell_sharing
 from unisono.observe.tail import Tail
@@ -39,14 +40,14 @@ class WatchedRun:
         ranks: By rank, of the newest launch.
         died: By (launch, rank) in which step it has died, as the launcher tells it, and when, in seconds since 1970.
         sharing: That the workers of a host take turns on its cores, in words; empty where they do not.
-        num_damaged: Lines that are no JSON, or lack what such a line has.
+        damaged: By file how many of its lines are no JSON, or lack what such a line has.
 
     Raises:
         ConfigError: It is no run directory.
     """
 
     def __init__(self, path: Path) -> None:
-        if not (path / "run.lock").exists():  # where one is, it has just begun
+        if not (path / "run.lock").exists():  # where one is, it has at least begun
             check_run(path)
         self.path, self.name = path, plain(path.resolve().name)
         self._ledger, self._logged = Tail(path / "ledger.jsonl"), Tail(path / "metrics.jsonl")
@@ -55,7 +56,8 @@ class WatchedRun:
         self.losses: list[tuple[float, float]] = []
         self._every = 1
         self._sizes: dict[int, int] = {}
-        self.step, self.epoch, self.num_damaged = 0, 0, 0
+        self.step, self.epoch = 0, 0
+        self.damaged: Counter[str] = Counter()
         self.metrics: dict[str, float] = {}
         self.history: dict[str, list[tuple[float, float]]] = {}
         self.ranks: dict[int, RankState] = {}
@@ -85,7 +87,7 @@ class WatchedRun:
         again, lines = self._ledger.poll()
         if again:
             self.losses, self._sizes, self._every = [], {}, 1
-        for line in self._entries(lines, is_step):
+        for line in self._entries("ledger.jsonl", lines, is_step):
             self.step, self.epoch = line["step"], line["epoch"]
             self._add_loss(self.step, float.fromhex(line["loss"]))
             self._sizes[self.step] = line["num_samples"]
@@ -104,7 +106,7 @@ class WatchedRun:
     def _poll_logged(self) -> None:
         again, lines = self._logged.poll()
         self.metrics, self.history = ({}, {}) if again else (dict(self.metrics), self.history)
-        for line in self._entries(lines, is_record):
+        for line in self._entries("metrics.jsonl", lines, is_record):
             logged = {plain(name): float(value) for name, value in line["values"].items()}
             logged.pop("train/loss", None)  # the ledger has it for every step
             self.metrics.update(logged)
@@ -117,11 +119,11 @@ class WatchedRun:
     def _poll_phases(self) -> None:
         for file in sorted((self.path / FOLDER).glob("rank-*.jsonl")):
             tail = self._phases.setdefault(file.name, Tail(file))
-            for line in self._entries(tail.poll()[1], lambda entry: entry is not None):
+            for line in self._entries(f"{FOLDER}/{file.name}", tail.poll()[1], is_line):
                 try:
                     self._take(file.name, line)
-                except (KeyError, TypeError, ValueError, AttributeError):
-                    self.num_damaged += 1
+                except ValueError:  # of other phases than its launch has named
+                    self.damaged[f"{FOLDER}/{file.name}"] += 1
 
     def _take(self, name: str, line: dict[str, Any]) -> None:
         """Take in a line of a rank's phases."""
@@ -168,7 +170,7 @@ class WatchedRun:
         if not first:
             self.launches[-1] = number, world_size, line["step"], before
 
-    def _entries(self, lines: list[bytes], is_ours: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
+    def _entries(self, name: str, lines: list[bytes], is_ours: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
         for line in filter(None, lines):
             try:
                 entry = json.loads(line)
@@ -177,7 +179,7 @@ class WatchedRun:
             if isinstance(entry, dict) and is_ours(entry):
                 yield entry
             else:
-                self.num_damaged += 1
+                self.damaged[name] += 1
 
     @property
     def state(self) -> str:
@@ -193,7 +195,7 @@ class WatchedRun:
     @property
     def silent_s(self) -> float:
         """Seconds since a step was written; infinite where none was."""
-        return time.time() - max((rank.ended_s for rank in self.ranks.values()), default=-math.inf)
+        return time.time() - max((rank.ended_s for rank in self.ranks.values() if rank.steps), default=-math.inf)
 
     @property
     def speed(self) -> Speed | None:

@@ -4,11 +4,11 @@ import math
 import shlex
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 
 from unisono.launchers.program_files import of_a_run
+from unisono.observe.progress import spell_left
 from unisono.report.content import diverges, ends_of, trend_of
-from unisono.report.run_view import newest_checkpoint, strategy_in
+from unisono.report.run_view import how_it_ended, newest_checkpoint, strategy_in
 from unisono.report.watch.state import WatchedRun, plain
 from unisono.system.words import counted, spell_bytes, spell_seconds
 
@@ -23,9 +23,9 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
     loss = f"loss from {ends[0]:.4g} to {ends[1]:.4g}" if ends else "no loss yet"
     if state == "ended":
         saved = newest_checkpoint(run.path)
-        how = f"goes on after step {saved}" if saved else "starts from the beginning"
-        told = f"not finished{'' if saved else ', no checkpoint'}: the same command {how}"
-        return f"{told}; {loss}: it diverges" if diverges(run.losses) else told, "bold red"
+        again = f"goes on after step {saved:,}" if saved else "starts from the beginning: no checkpoint"
+        bad = f"; {loss}: it diverges" if diverges(run.losses) else ""
+        return f"{plain(how_it_ended(run.path, run.step))}{bad}. The same command {again}", "bold red"
     if diverges(run.losses):
         return f"the loss diverges: {loss}. Lower the learning rate, or set clip_norm", "bold red"
     if state == "stopped":
@@ -40,8 +40,9 @@ def verdict(run: WatchedRun) -> tuple[str, str]:
     if run.num_steps and run.step >= run.num_steps:
         return f"all {counted(run.num_steps, 'step')} are done, it is ending", "bold cyan"
     trend, slow = trend_of(run.losses), run.slowest()
-    parts = ["on track" if eta_s is None else f"on track: {spell_clock(eta_s)} left"]
-    parts += [f"loss {trend}"] if trend else []
+    parts = [f"loss {trend}"] if trend else []
+    parts = ["on track", *parts] if trend != "rising" else parts
+    parts += [] if eta_s is None else [spell_left(eta_s)]
     parts += [f"rank {slow.rank} is slow by {slow.more:.0%}"] if slow is not None else []
     return ", ".join(parts), "bold cyan"
 
@@ -53,7 +54,7 @@ def setup(run: WatchedRun) -> str:
         parts[0] += f" on {counted(len(run.ranks.keys() - run.lost()), 'worker')}"
     elapsed = run.elapsed_s()
     parts += [f"resumed after step {run.resumed_after:,}"] if run.resumed_after else []
-    return ", ".join([*parts, *([] if elapsed is None else [f"running for {spell_clock(elapsed)}"])])
+    return ", ".join([*parts, *([] if elapsed is None else [f"running for {_whole(elapsed)}"])])
 
 
 def progress(run: WatchedRun) -> Iterator[str]:
@@ -65,7 +66,19 @@ def progress(run: WatchedRun) -> Iterator[str]:
         yield f"{'last' if is_over else run.speed_is} {speed.by_clock:,.0f} samples/s"
         yield f"{speed.within:,.0f} in steps"
     if run.state in {"silent", "ended"} and math.isfinite(run.silent_s):
-        yield f"last step {spell_seconds(run.silent_s)} ago"
+        yield f"last step {_whole(run.silent_s)} ago"
+
+
+def row(run: WatchedRun) -> dict[str, str]:
+    """Return a run as a line of a table, by the names of its columns: what matters most first."""
+    speed, left_s = run.speed, run.eta_s
+    return {
+        "run": run.name[:24], "state": run.state,
+        "step": f"{run.step:,}" + (f" of {run.num_steps:,}" if run.num_steps else ""),
+        "loss": spelt(run.losses[-1][1]) if run.losses else "-",
+        "samples/s": "-" if speed is None else f"{speed.by_clock:,.0f}",
+        "left": "-" if left_s is None else _whole(left_s),
+    } | {name: spelt(value) for name, value in run.metrics.items() if name[:2] != "lr"}  # fmt: skip
 
 
 def values(run: WatchedRun) -> list[str]:
@@ -136,8 +149,10 @@ def events(run: WatchedRun, most: int | None = None) -> Iterator[str]:
     lines = [(grave, f"{_clock(when)} {told}") for when, grave, told in sorted(found, key=lambda event: event[::2])]
     if damage := run.damage():
         lines.append((2, plain(damage)))
-    if run.num_damaged:
-        lines.append((2, f"{counted(run.num_damaged, 'line')} that no run writes"))
+    lines += [
+        (2, f"{plain(name)} has {counted(number, 'damaged line')}: left out here")
+        for name, number in run.damaged.items()
+    ]
     by_weight = sorted(range(len(lines)), key=lambda place: (lines[place][0], place), reverse=True)
     kept = sorted(by_weight[:most])
     more = f", and {counted(len(lines) - len(kept), 'more event')}" if len(kept) < len(lines) else ""
@@ -149,7 +164,7 @@ def room(run: WatchedRun) -> Iterator[str]:
     facts = run.facts()
     if (step := facts["checkpoint_step"]) is not None:
         is_over = run.state in {"finished", "stopped"}
-        ago = "" if is_over else f", {spell_seconds(float(round(facts['checkpoint_age_s'])))} ago"
+        ago = "" if is_over else f", {_whole(facts['checkpoint_age_s'])} ago"
         yield f"checkpoint: step {step:,}{ago}"
     yield f"{spell_bytes(facts['disk_free_bytes'])} of disk free"
     if used := facts["leader_memory_bytes"]:
@@ -161,9 +176,9 @@ def spelt(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
-def spell_clock(seconds: float) -> str:
-    """Return a span of time in whole seconds: ``0:01:05``."""
-    return str(timedelta(seconds=round(seconds)))
+def _whole(seconds: float) -> str:
+    """Return a span of time in whole seconds: ``1 min 5 s``."""
+    return spell_seconds(float(round(seconds)))
 
 
 def _clock(when: float) -> str:

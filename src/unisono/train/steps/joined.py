@@ -15,6 +15,7 @@ from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.transport import Transport
 from unisono.determinism.torch_changes import change_torch
 from unisono.environment import wants_plain_torch
+from unisono.launchers.worker.kept_failure import keep_failures
 from unisono.strategies.base import Strategy
 from unisono.strategies.options import StrategyOptions
 from unisono.system.memory import keep_freed_memory
@@ -105,6 +106,9 @@ class Joined:
         self.claim = claim(self.transport, world.run_dir, out)
         self.record = RunRecord(self.claim.directory, self.transport, checkpoints, detail=detail, joins=world.joins)
         self.claim.record = self.record
+        if self.claim.directory is not None:
+            here = weakref.ref(self.record)
+            keep_failures(self.claim.directory, world.rank, lambda: getattr(here(), "fencing_token", 0))
         if self.record.checkpoints is not None:
             self.record.checkpoints.committed = self.link.saved  # at once: a kill may come before the step ends
 
