@@ -84,7 +84,7 @@ def test_the_check_of_texts_can_fail():
         texts[0].set("y", "32.0")
         with pytest.raises(AssertionError):
             check_texts(tree)
-    assert boxes(tree)
+    assert boxes(tree, 16)
 
 
 def test_arrows_point_from_source_to_target():
