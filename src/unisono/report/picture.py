@@ -20,7 +20,7 @@ _MOST_IN_A_COLUMN = 4
 
 def _style(colours: Mapping[str, str]) -> str:
     """Return the style with its colours written out: not every viewer knows variables."""
-    rules = f".ground{{fill:var(--bg)}}{STYLE}.chart text{{font-size:{_TEXT}px}}"
+    rules = f".ground{{fill:var(--bg)}}{STYLE}".replace("font-size:12px", f"font-size:{_TEXT}px")
     return re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], rules)
 
 
