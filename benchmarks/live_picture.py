@@ -164,7 +164,9 @@ def _rows(
             if until < begin or start > end:
                 continue
             left, right = place(max(start, begin)), place(min(until, end))
-            fill = {"joins": JOINING, "waits": WAITING}.get(phase) or (INTERRUPTED if which == step else STEPS[which % 2])
+            fill = {"joins": JOINING, "waits": WAITING}.get(phase) or (
+                INTERRUPTED if which == step else STEPS[which % 2]
+            )
             yield box(left, y + 4, max(right - left, 0.5), ROW - 8, fill)
             words = str(which) if phase == "step" else phase
             if width_of(words, SIZE) + 4 < right - left:

@@ -95,9 +95,7 @@ def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[
         for end in ends:
             x = LEFT + end * scale - 1
             parts.append(f'<path d="M{x - 7:.1f} {y + 4}l14 16m0 -16l-14 16" stroke="{ALARM}" stroke-width="4"/>')
-        parts.append(
-            text(LEFT, y + 40, fingerprint(folder / name)[:32] + "...", more=' font-family="monospace"')
-        )
+        parts.append(text(LEFT, y + 40, fingerprint(folder / name)[:32] + "...", more=' font-family="monospace"'))
     return parts
 
 

@@ -39,7 +39,7 @@ def kinds(tree: ET.Element, tag: str, name: str) -> list[ET.Element]:
 
 
 def boxes(svg: ET.Element, plain: int, *, at: tuple[float, float] = (0.0, 0.0)) -> list[Box]:
-    """Return where the shown texts of a drawing are, drawings in it included; `plain` is the size that none has named."""
+    """Return where the shown texts of a drawing are, drawings in it included; `plain`: where no size is named."""
     found = []
     for node in svg:
         if node.tag == "svg":
@@ -56,7 +56,7 @@ def boxes(svg: ET.Element, plain: int, *, at: tuple[float, float] = (0.0, 0.0)) 
 
 
 def check_texts(svg: ET.Element) -> None:
-    """Hold a picture to this: no text leaves it or covers another one, at the size of a picture's and a phone's text."""
+    """Hold a picture to this: no text leaves it or covers another one, in a picture and on a phone."""
     _, _, width, height = map(float, svg.get("viewBox").split())
     found = boxes(svg, 16)
     assert len(found) > 4

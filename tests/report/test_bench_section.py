@@ -182,8 +182,14 @@ def test_strategies_are_shown_beside_ddp():
     speed = slower.charts[0].drawing.svg()
     assert 'style="font-weight:600">exact</text>' in speed
     lengths = [float(node.get("width")) for node in kinds(tree_of(speed), "rect", "fill")]
-    assert lengths == pytest.approx([lengths[0] * share for share in (1, 0.5, 2)], abs=0.2)  # from 0: no length deceives
-    assert [node.text for node in kinds(tree_of(speed), "text", "tick") if node.get("text-anchor") is None] == ["1,234", "617.2 (0.5x)", "2,469 (2x)"]
+    assert lengths == pytest.approx(
+        [lengths[0] * share for share in (1, 0.5, 2)], abs=0.2
+    )  # from 0: no length deceives
+    assert [node.text for node in kinds(tree_of(speed), "text", "tick") if node.get("text-anchor") is None] == [
+        "1,234",
+        "617.2 (0.5x)",
+        "2,469 (2x)",
+    ]
     alone = strategies_section(found[1:], "digits")
     assert "beside" not in "".join(chart.title for chart in alone.charts)
     assert len(alone.charts) == 4

@@ -147,7 +147,11 @@ def _differences(column: str, values: Mapping[str, float]) -> Chart:
 
 def _with_ratio(value: float, base: float) -> str:
     """Return a value, and how many times that of `BASE` it is."""
-    return f"{spell_count(value)} ({value / base:.2g}x)" if value and abs(value - base) > _ALIKE * base > 0 else spell_count(value)
+    return (
+        f"{spell_count(value)} ({value / base:.2g}x)"
+        if value and abs(value - base) > _ALIKE * base > 0
+        else spell_count(value)
+    )
 
 
 def _apart(difference: float) -> str:
