@@ -107,24 +107,23 @@ def draw(folder: Path) -> None:
         hosts, model, link = (row.settings.get(key) for key in ("hosts", "model", "link"))
         if row.ratio is not None and row.name == f"{slug(f'{model} {hosts} {link}')}-exact-{hosts}":
             found.setdefault(int(hosts), {}).setdefault(str(model), []).append(row)
-    charts, speeds = [], list[str]()
+    charts, ends_of = list[Any](), (list[float](), list[float]())
     for hosts, models in sorted(found.items()):
-        lines, slow, fast, all_links = [], [], [], list[float]()
+        lines, slow, fast = [], [], []
         for model, rows in sorted(models.items()):
             rows.sort(key=lambda row: row.settings["Mbit/s"])
             if len(rows) > 1:
                 ratios = [float(row.ratio or 0) for row in rows]
                 rates = [float(row.settings["Mbit/s"]) for row in rows]
                 lines.append(Series(name=model, points=list(zip(rates, ratios, strict=True))))
-                slow, fast, all_links = [*slow, ratios[0]], [*fast, ratios[-1]], [*all_links, *ratios]
+                slow, fast = [*slow, ratios[0]], [*fast, ratios[-1]]
         if lines:
-            speeds.append(f"on {hosts} hosts {range_of(all_links, '.2f')} times as fast")
+            ends_of = [*ends_of[0], *slow], [*ends_of[1], *fast]
             ends = [rate for line in lines for rate, _ in line.points]
             lines.append(Series(name="DDP over gloo", points=[(min(ends), 1), (max(ends), 1)], is_limit=True))
             charts.append(line_view(
                 f"{hosts} hosts", lines, "Mbit/s of a TCP stream while all send", "{:,.0f}".format, "{:.3g}x".format,
-                finding=f"On the slowest link {range_of(slow, '.2f')} times as fast as DDP, "
-                f"on the fastest {range_of(fast, '.2f')} times.",
+                finding=f"Slowest link: {range_of(slow, '.2f')} times; fastest: {range_of(fast, '.2f')} times.",
                 log_x=True, from_zero=False, y_label="times as fast as DDP",
             ))  # fmt: skip
     if not charts:
@@ -134,6 +133,6 @@ def draw(folder: Path) -> None:
         "One worker and one replica a host; each line is a model, each point a median.",
         "On slow links unisono codes gradients without loss: fewer bytes.",
     ]
-    title = f"unisono beside DDP: {', '.join(speeds)}"
+    title = f"Slow links: {range_of(ends_of[0], '.2f')} times as fast as DDP; fast links: {range_of(ends_of[1], '.2f')}"
     draw_section(Section(title=title, lines=told, charts=charts), PICTURE)
     print(PICTURE)

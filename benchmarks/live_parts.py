@@ -136,11 +136,23 @@ def _rounds(kept: Path, ways: dict[str, Callable[[], float]], rounds: int) -> di
     return {name: [row[name] for row in done] for name in ways}
 
 
+def _program(kind: str, folder: Path) -> list[str]:
+    """Return the command of what is killed: a script as a user has it, which loads torch and sets no variable.
+
+    A launcher forks the workers of such a script. `live_kills.py` itself sets variables, so each loads torch by itself.
+    """
+    script = folder / "job.py"
+    lines = ("import sys", f"sys.path.insert(0, {str(HERE)!r})", "import torch, unisono", "import live_parts",
+             "from pathlib import Path", "live_parts.play(sys.argv[1], Path(sys.argv[2]))")  # fmt: skip
+    script.write_text("\n".join(lines))
+    return [str(script), kind, str(folder)]
+
+
 def _live_gap() -> float:
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
         temporary = Path(scratch, "tmp")
         temporary.mkdir()
-        program = [str(HERE / "live_kills.py"), "--play", "live", scratch]
+        program = _program("live", temporary)
         launcher = subprocess.Popen(
             [*UNISONO, "run", "-n", "2", "--threads", "1", "--live", "auto", "--max-restarts", "3", *program],
             env={**os.environ, "TMPDIR": str(temporary)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -159,7 +171,7 @@ def _restart_gap(kind: str) -> float:
     """Return the seconds from a kill to the first step of a new process; infinite where there is none."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        program = [str(HERE / "live_kills.py"), "--play", kind, scratch]
+        program = _program(kind, folder)
         start = [*UNISONO, "run", "-n", "2"]
         if kind == "torchrun":
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -5,6 +5,7 @@ medians of the records, which other pages quote too: one run is no measurement.
 """
 
 import argparse
+import itertools
 import math
 import os
 import signal
@@ -78,94 +79,106 @@ def _watch(folder: Path, steps: int) -> tuple[dict[int, Track], float, int]:
             if track.died is None and seen.pid:
                 track.see(now, seen.phase if seen.step else "joining", seen.step)
         first = pages[1].read() if 1 in pages else None
-        if first is not None and not killed and first.step >= steps // 3 and first.phase == "compute":
+        is_inside = first is not None and first.step >= steps // 3 and first.phase == "compute"
+        if is_inside and not killed and now - tracks[1].spans[-1][0] > 0.01:
             os.kill(first.pid, signal.SIGKILL)
             tracks[1].died, killed, step = now, now, first.step
         time.sleep(0.0005)
     return tracks, killed, step
 
 
-COLOURS = {
-    "data": LIGHT["c0"], "compute": LIGHT["c1"], "reduce": LIGHT["c3"], "update": LIGHT["c4"], "record": "#9aa0a6",
-    "save": LIGHT["c6"], "evaluate": LIGHT["c7"], "between steps": "#e6e6e6", "joining": "#c8d8c8",
-}  # fmt: skip
-"""Of the phases of a step, as in a report; there ``compute`` is cut into forward and backward."""
-WIDTH, LEFT, ROW, TOP, LINE = 560, 84, 34, 112, 19
-INK, FAINT, ALARM = "#222222", "#6b6b6b", "#b00020"
+WIDTH, LEFT, ROW, TOP, SIZE, LINE = 480, 84, 36, 106, 15, 21
+INK, FAINT, ALARM = LIGHT["ink"], LIGHT["faint"], LIGHT["alarm"]
+STEPS, INTERRUPTED, WAITING, JOINING = (LIGHT["c0"], LIGHT["c4"]), LIGHT["c1"], "#c3c7cc", LIGHT["c2"]
+WAITS = ("record", "save", "between steps")
+"""Phases in which a worker writes its line or its state, and waits for whoever joins."""
 
 
 def medians(records: quoted.Records) -> list[str]:
     """Return what all records say of the two times that one run shows."""
     late, joined = (sentence.format(*values) for _, sentence, values in quoted.live_medians(records))
-    record = "Grey, record: a step's line is written, and whoever joins is waited for."
-    return [late, "Worker 3 is forked from a process that has loaded torch, as all workers are:", joined, record]
+    return ["This is one run. Medians of many:", late, joined]
 
 
-def text(x: float, y: float, words: str, *, size: int = 14, fill: str = INK, at: str = "start", more: str = "") -> str:
+def text(
+    x: float, y: float, words: str, *, size: float = SIZE, fill: str = INK, at: str = "start", more: str = ""
+) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{at}"'
-    return f'<text {place} font-size="{size}" fill="{fill}"{more}>{escape(words)}</text>'
+    return f'<text {place} font-size="{size:g}" fill="{fill}"{more}>{escape(words)}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, fill: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"/>'
 
 
 def draw(tracks: dict[int, Track], killed: float, step: int, told: list[str]) -> str:
-    """Return the time line as SVG: a row a worker, a colour a phase; below it what is told."""
-    ends = [span[1] for track in tracks.values() for span in track.spans if span[3] == step]
+    """Return the time line as SVG: a row a worker, a block a step with its number; below it what is told."""
+    done = max(span[1] for track in tracks.values() for span in track.spans if span[3] == step)
     joined = min(span[0] for number, track in tracks.items() if number > 2 for span in track.spans if span[3])
-    begin = killed - 0.15
-    end = min(max(*ends, joined) + 0.2, killed + 4)
-    scale = (WIDTH - LEFT - 16) / (end - begin)
+    begin, end = killed - 0.12, min(max(done, joined) + 0.16, killed + 4)
+    scale = (WIDTH - LEFT - 12) / (end - begin)
     place = lambda at: LEFT + (at - begin) * scale  # noqa: E731
-    parts = list(_rows(tracks, begin, end, place))
+    parts = list(_rows(tracks, begin, end, step, place))
     bottom = TOP + ROW * len(tracks)
-    done, until = max(ends), {number: 1000 * (at - killed) for number, at in enumerate((max(ends), joined))}
-    marks = ((killed, "SIGKILL", ALARM, "end"), (done, f"step {step} is done", INK, "start"))
+    marks = ((killed, "SIGKILL", ALARM, "middle"), (done, f"step {step} done", INK, "start"))
     for at, words, colour, anchor in marks:
-        line = f'x1="{place(at):.1f}" x2="{place(at):.1f}" y1="{TOP - 8}" y2="{bottom}" stroke="{colour}"'
-        parts += [f"<line {line}/>", text(place(at), TOP - 14, words, fill=colour, at=anchor)]
+        line = f'x1="{place(at):.1f}" x2="{place(at):.1f}" y1="{TOP - 6}" y2="{bottom}" stroke="{colour}"'
+        parts += [f'<line {line} stroke-width="2"/>', text(place(at), TOP - 12, words, fill=colour, at=anchor)]
     every = 0.1 * math.ceil((end - killed) / 0.4)  # at most four ticks
-    ticks = range(int((end - killed - 0.03 / scale * WIDTH) / every) + 1)  # the last one's words end on the sheet
+    ticks = range(int((end - killed - 40 / scale) / every) + 1)  # the last one's words end on the sheet
     parts += [
-        text(place(killed + number * every), bottom + 18, f"{1000 * number * every:.0f} ms", fill=FAINT, at="middle")
+        text(place(killed + number * every), bottom + 18, f"{number * every:.1f} s", fill=FAINT, at="middle")
         for number in ticks
     ]
-    legend, below = _legend(bottom + 34)
-    parts += legend
-    parts += [text(16, below + LINE * number, words, fill=FAINT) for number, words in enumerate(told)]
-    height = below + LINE * len(told)
-    name = "Three workers; one is killed, the others finish the step, a fourth joins"
+    top = bottom + 32
+    legend = {f"step {step}, interrupted": INTERRUPTED, "other steps": STEPS[0],
+              "waits for others": WAITING, "joins: gets the state": JOINING}  # fmt: skip
+    for number, (words, colour) in enumerate(legend.items()):
+        x, y = (16, 230)[number % 2], top + 24 * (number // 2)
+        parts += [box(x, y, 14, 14, colour), text(x + 22, y + 13, words)]
+    top += 24 * 2 + 22
+    parts += [text(16, top + LINE * number, words, fill=FAINT) for number, words in enumerate(told)]
+    height = top + LINE * (len(told) - 1) + 14
+    title = (f"Worker 1 is killed: step {step} is done {done - killed:.2f} s later,",
+             f"a new worker has joined after {joined - killed:.2f} s")  # fmt: skip
     size = f'width="{WIDTH}" height="{height:.0f}"'
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {WIDTH} {height:.0f}" '
-        f'font-family="system-ui, sans-serif" role="img"><title>{name}</title>{DARK_DRAWING}'
+        f'font-family="system-ui, sans-serif" role="img"><title>{" ".join(title)}</title>{DARK_DRAWING}'
         f'<rect {size} fill="#ffffff"/>',
-        text(16, 30, "Worker 1 is killed: the others finish the step,", size=18, more=' font-weight="600"'),
-        text(16, 53, "and a new worker joins them", size=18, more=' font-weight="600"'),
-        text(16, 76, f"One run: step {step} is done {until[0]:.0f} ms after the kill, worker 3 joins after "
-             f"{until[1]:.0f} ms.", fill=FAINT),
+        *(text(16, 28 + 24 * number, line, size=17, more=' font-weight="600"') for number, line in enumerate(title)),
         *parts, "</svg>\n",
     ])  # fmt: skip
 
 
-def _rows(tracks: dict[int, Track], begin: float, end: float, place: Callable[[float], float]) -> Iterator[str]:
+def _rows(
+    tracks: dict[int, Track], begin: float, end: float, step: int, place: Callable[[float], float]
+) -> Iterator[str]:
+    """Yield each worker's blocks: steps in turn in two blues, with their numbers where there is room."""
     for row, (number, track) in enumerate(sorted(tracks.items())):
         y = TOP + ROW * row
-        yield text(16, y + 22, f"worker {number}")
-        spans = [span for span in track.spans if span[1] >= begin and span[0] <= end]
-        for (start, _, phase, _), following in zip(spans, [*(span[0] for span in spans[1:]), None], strict=True):
-            until = following if following is not None else (track.died or min(end, track.spans[-1][1]))
-            left, wide = place(max(start, begin)), place(min(until, end)) - place(max(start, begin))
-            fill = COLOURS.get(phase, "#999999")
-            if wide > 0:
-                yield f'<rect x="{left:.1f}" y="{y + 4}" width="{wide:.1f}" height="{ROW - 8}" fill="{fill}"/>'
+        yield text(12, y + 23, f"worker {number}")
+        for (phase, which), spans in itertools.groupby(_blocks(track), key=lambda block: block[2:]):
+            found = list(spans)
+            start, until = found[0][0], track.died if track.died and found[-1][1] > track.died else found[-1][1]
+            if until < begin or start > end:
+                continue
+            left, right = place(max(start, begin)), place(min(until, end))
+            fill = {"joins": JOINING, "waits": WAITING}.get(phase) or (
+                INTERRUPTED if which == step else STEPS[which % 2]
+            )
+            yield box(left, y + 4, max(right - left, 0.5), ROW - 8, fill)
+            words = str(which) if phase == "step" else phase
+            if width_of(words, SIZE) + 4 < right - left:
+                ink = INK if phase == "waits" else "white"
+                yield text((left + right) / 2, y + 23, words, fill=ink, at="middle", more=' font-weight="600"')
 
 
-def _legend(top: float) -> tuple[list[str], float]:
-    """Return the legend in rows, and where what comes below it may begin."""
-    parts, x = [], 16.0
-    for phase, colour in COLOURS.items():
-        wide = 34 + width_of(phase, 14)
-        if x + wide > WIDTH:
-            x, top = 16.0, top + 22
-        parts += [f'<rect x="{x:.0f}" y="{top:.0f}" width="13" height="13" fill="{colour}"/>']
-        parts += [text(x + 18, top + 12, phase)]
-        x += wide
-    return parts, top + 42
+def _blocks(track: Track) -> Iterator[tuple[float, float, str, int]]:
+    """Yield from, to, what and step; a look lasts until the next one, and short waits belong to their step."""
+    ends = [*(span[0] for span in track.spans[1:]), track.spans[-1][1]]
+    for (start, _, phase, step), until in zip(track.spans, ends, strict=True):
+        if phase == "joining":
+            yield start, until, "joins", 0
+        else:
+            yield start, until, "waits" if phase in WAITS and until - start > 0.03 else "step", step

@@ -30,8 +30,8 @@ LIVES = ((4, 97), (2, 171), (3, None))
 
 INK, FAINT, RULE, ALARM = "#222222", "#6b6b6b", "#c9c9c9", "#b00020"
 BLUES = {1: "#9ecae9", 2: "#4f9bd0", 3: "#1f6fab", 4: "#0b4a7a"}
-WIDTH, LEFT, RIGHT = 540, 122, 520
-TOP, LANE = 48, 48
+WIDTH, LEFT, RIGHT = 460, 112, 444
+TOP, LANE = 64, 50
 """Where the first lane begins, and how far the next one is from it."""
 
 
@@ -65,7 +65,7 @@ def fingerprint(run: Path) -> str:
 
 
 def text(
-    x: float, y: float, words: str, *, size: float = 15, fill: str = INK, anchor: str = "start", more: str = ""
+    x: float, y: float, words: str, *, size: float = 14, fill: str = INK, anchor: str = "start", more: str = ""
 ) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text {place} font-size="{size}" fill="{fill}"{more}>{escape(words)}</text>'
@@ -73,14 +73,14 @@ def text(
 
 def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[int, int | None]]) -> list[str]:
     """Return a lane for each exact run: who computed which steps, and the fingerprint at its end."""
-    parts = [text(20, 34, f"{len(names)} runs end with one result", size=17, more=' font-weight="600"')]
-    parts.append(text(RIGHT, 34, f"{steps} steps; SHA-256 of the weights", size=13, fill=FAINT, anchor="end"))
+    parts = [text(16, 30, f"{len(names)} runs end with the same weights", size=17, more=' font-weight="600"')]
+    parts.append(text(16, 51, f"{steps} steps each; below a bar: SHA-256 of its weights", fill=FAINT))
     scale = (RIGHT - LEFT) / steps
     for row, name in enumerate(names):
         y = TOP + LANE * row
         count = name.rpartition("-")[2]
         label = "killed twice" if name == "killed" else f"{count} worker{'s' if count != '1' else ''}"
-        parts.append(text(20, y + 17, label))
+        parts.append(text(16, y + 17, label))
         found = [record for record in read_phases(folder / name) if record.rank == 0]
         played = {record.launch: record.world_size for record in found}  # as the run itself has recorded it
         ends = [step - 1 for _, step in lives if step is not None] if name == "killed" else []
@@ -91,24 +91,23 @@ def lanes(folder: Path, steps: int, names: Sequence[str], lives: Sequence[tuple[
             )
             if name == "killed":
                 middle = LEFT + (first + end) / 2 * scale
-                parts.append(text(middle, y + 17, f"{workers} workers", size=13, fill="white", anchor="middle"))
+                parts.append(text(middle, y + 17, f"{workers} workers", fill="white", anchor="middle"))
         for end in ends:
             x = LEFT + end * scale - 1
             parts.append(f'<path d="M{x - 7:.1f} {y + 4}l14 16m0 -16l-14 16" stroke="{ALARM}" stroke-width="4"/>')
-        parts.append(
-            text(LEFT, y + 39, fingerprint(folder / name)[:32] + "...", size=13, more=' font-family="monospace"')
-        )
+        parts.append(text(LEFT, y + 40, fingerprint(folder / name)[:32] + "...", more=' font-family="monospace"'))
     return parts
 
 
 def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     """Return the lower half: how far each run's loss is from the same way of training on one worker."""
-    begin = TOP + LANE * len(names) + 36
-    top, bottom = begin + 76, begin + 256
+    begin = TOP + LANE * len(names) + 34
+    top, bottom = begin + 90, begin + 270
     low, high = -4, 0
-    parts = [text(20, begin, "With DDP the loss depends on the number of workers", size=16, more=' font-weight="600"')]
-    note = "distance from the loss on one worker, log scale; same data, batches and seed"
-    parts.append(text(20, begin + 20, note, size=12, fill=FAINT))
+    title = "DDP's loss depends on the number of workers"
+    parts = [text(16, begin, title, size=16, more=' font-weight="600"')]
+    notes = ("distance from the loss on one worker, log scale;", "same data, batches and seed")
+    parts += [text(16, begin + 21 + 19 * row, note, fill=FAINT) for row, note in enumerate(notes)]
 
     def height(value: float) -> float:
         return bottom - (math.log10(value) - low) / (high - low) * (bottom - top)
@@ -117,7 +116,7 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
     for power in (-4, -3, -2, -1, 0):
         y = height(10.0**power)
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="{RULE}" stroke-width="0.8"/>')
-        parts.append(text(LEFT - 10, y + 5, f"{10.0**power:g}", size=13, fill=FAINT, anchor="end"))
+        parts.append(text(LEFT - 10, y + 5, f"{10.0**power:g}", fill=FAINT, anchor="end"))
     alone = losses(folder / "ddp-1")
     for workers, colour in ((2, "#8a6d00"), (3, "#b3500b"), (4, ALARM)):
         if f"exact-{workers}" not in names:
@@ -126,23 +125,23 @@ def drift(folder: Path, steps: int, names: Sequence[str]) -> list[str]:
         worst = [max(apart[max(0, at - 4) : at + 1]) for at in range(len(apart))]
         points = [f"{LEFT + at * scale:.1f},{height(value):.1f}" for at, value in enumerate(worst) if value > 10.0**low]
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(text(LEFT + 134 * (workers - 2), begin + 50, f"DDP, {workers} workers", size=14, fill=colour))
+        parts.append(text(16 + 140 * (workers - 2), begin + 70, f"DDP, {workers} workers", fill=colour))
     whole = losses(folder / "exact-1")
     for name in names:
         assert losses(folder / name) == whole, f"{name} has other losses"
     zero = bottom + 22
     parts.append(f'<line x1="{LEFT}" y1="{zero}" x2="{RIGHT}" y2="{zero}" stroke="{BLUES[3]}" stroke-width="3"/>')
-    parts.append(text(LEFT - 10, zero + 5, "0", size=13, fill=FAINT, anchor="end"))
-    parts.append(text(LEFT, zero + 22, "first step", size=13, fill=FAINT))
-    parts.append(text(RIGHT, zero + 22, f"step {steps}", size=13, fill=FAINT, anchor="end"))
-    parts.append(text(20, zero + 46, "unisono, on the line at 0 in every step:", size=14, fill=BLUES[4]))
+    parts.append(text(LEFT - 10, zero + 5, "0", fill=FAINT, anchor="end"))
+    parts.append(text(LEFT, zero + 22, "first step", fill=FAINT))
+    parts.append(text(RIGHT, zero + 22, f"step {steps}", fill=FAINT, anchor="end"))
+    parts.append(text(16, zero + 46, "unisono, on the line at 0 in every step:", fill=BLUES[4]))
     for row, name in enumerate(names):  # a mark of each on the line in turn, which all of them would cover
         count = name.rpartition("-")[2]
         is_killed = name == "killed"
-        x = 20 + 100 * row + (8 if row else 0)
-        parts += [_mark(x + 6, zero + 62, row, is_killed=is_killed)]
+        x, y = 16 + 140 * (row % 3), zero + 63 + 23 * (row // 3)
+        parts += [_mark(x + 6, y, row, is_killed=is_killed)]
         words = "killed twice" if is_killed else f"{count} worker{'s' if count != '1' else ''}"
-        parts.append(text(x + 18, zero + 67, words, size=13))
+        parts.append(text(x + 18, y + 5, words))
         parts += [
             _mark(LEFT + (at + 0.5) * (RIGHT - LEFT) / 20, zero, row, is_killed=is_killed)
             for at in range(row, 20, len(names))
@@ -191,7 +190,7 @@ def main() -> int:
             shutil.rmtree(folder)
         return 0
     steps = len(losses(folder / "exact-1"))
-    height = TOP + LANE * len(names) + 36 + 256 + 108
+    height = TOP + LANE * len(names) + 34 + 270 + 22 + 104
     label = "Five runs of one job with one fingerprint, and how far the losses of plain DDP drift apart"
     picture = "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

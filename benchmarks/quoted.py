@@ -123,9 +123,9 @@ def live_kills(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]
 def live_medians(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     """Return what the picture of one kill says of all the others."""
     late = records.all("live_kills", f"{LIVE} (all jobs)")[0]
-    sentence = "Median of {:,.0f} kills: {:.2f} s longer than two undisturbed steps."
+    sentence = "{:,.0f} kills: {:.2f} s more than two undisturbed steps."
     yield "docs/pictures/live.svg", sentence, (len(late.samples), late.median)
-    sentence = "of two, a new one has joined after {:.1f} s (median)."
+    sentence = "2 workers, one killed: 2 again after {:.2f} s."
     yield "docs/pictures/live.svg", sentence, (records.median("live_missing", JOINED),)
 
 

@@ -18,7 +18,8 @@ from unisono.report.schedule_picture import Content
 from unisono.report.svg import DARK_DRAWING, LIGHT
 
 PICTURES = Path(__file__).parent / "pictures" / "concepts"
-WIDTH = 640
+WIDTH = 460
+EDGE = 12
 REPLICAS = 8
 COLOURS = [LIGHT[f"c{number}"] for number in range(8)]
 INK, FAINT, RULE = LIGHT["ink"], LIGHT["faint"], LIGHT["rule"]
@@ -45,7 +46,7 @@ class Svg:
         )
 
     def text(
-        self, x: float, y: float, words: object, *, size: float = 15, fill: str = INK, at: str = "middle",
+        self, x: float, y: float, words: object, *, size: float = 14, fill: str = INK, at: str = "middle",
         bold: bool = False,
     ) -> None:  # fmt: skip
         """Write one line; y is its middle."""
@@ -63,10 +64,15 @@ class Svg:
             f'stroke-width="1.5"{marker}/>'
         )
 
-    def note(self, x: float, y: float, *lines: str) -> None:
-        """Write small lines below each other."""
+    def title(self, *lines: str) -> None:
+        """Write above all what the picture shows."""
         for number, words in enumerate(lines):
-            self.text(x, y + 18 * number, words, size=13, fill=FAINT, at="start")
+            self.text(EDGE, 20 + 21 * number, words, size=16, at="start", bold=True)
+
+    def note(self, y: float, *lines: str) -> None:
+        """Write pale lines below each other."""
+        for number, words in enumerate(lines):
+            self.text(EDGE, y + 20 * number, words, fill=FAINT, at="start")
 
     def done(self) -> str:
         """Return the file's text."""
@@ -76,17 +82,17 @@ class Svg:
 def placement() -> str:
     """The same eight replicas on 1, 2, 3 and 4 workers."""
     worlds = (1, 2, 3, 4)
-    svg = Svg(74 + 54 * len(worlds), "Eight replicas on one to four workers")
-    cell, left = 58, 150
-    svg.text(left, 26, "replicas of one step: fixed by the score", at="start", bold=True)
+    svg = Svg(68 + 46 * len(worlds), "Eight replicas on one to four workers")
+    cell, left = 44, 102
+    svg.title("The same 8 replicas on any number of workers")
     for row, workers in enumerate(worlds):
-        y = 52 + 54 * row
-        svg.text(20, y + 18, f"{workers} worker{'s' if workers > 1 else ''}", at="start")
+        y = 42 + 46 * row
+        svg.text(EDGE, y + 18, f"{workers} worker{'s' if workers > 1 else ''}", at="start")
         for rank, hosted in enumerate(place_evenly(REPLICAS, workers)):
             for replica in hosted:
-                svg.box(left + replica * cell, y, cell - 6, 36, COLOURS[rank])
-                svg.text(left + replica * cell + cell / 2 - 3, y + 18, replica, fill="white", bold=True)
-    svg.note(left, 52 + 54 * len(worlds) + 4, "colour: the rank that computes it")
+                svg.box(left + replica * cell, y, cell - 5, 36, COLOURS[rank])
+                svg.text(left + replica * cell + cell / 2 - 2, y + 18, replica, fill="white", size=16, bold=True)
+    svg.note(42 + 46 * len(worlds) + 10, "Colour: the worker that computes the replica.")
     return svg.done()
 
 
@@ -94,25 +100,21 @@ def batch() -> str:
     """A global batch, cut into the micro-batches of the replicas."""
     sampler = ExactSampler(1437, 20, REPLICAS, seed=0)
     step = 7
-    svg = Svg(262, "A batch of twenty samples, cut into eight micro-batches")
-    svg.text(16, 24, f"step {step}: batch_size = 20 of 1,437 samples, a slice of the epoch's order", at="start",
-             bold=True)  # fmt: skip
-    cell, x = 46.0, 16.0
+    svg = Svg(310, "A batch of twenty samples, cut into eight micro-batches")
+    svg.title("Step 7: 20 of 1,437 samples, cut for 8 replicas")
+    cell = 42.0
     for replica, samples in enumerate(sampler.micro_batches(step)):
         shade = COLOURS[0] if replica % 2 == 0 else COLOURS[4]
-        if replica == REPLICAS // 2:
-            x = 16.0
-        first, y = x, 48 + 86 * (replica >= REPLICAS // 2)
-        for sample in samples.tolist():
-            svg.box(x, y, cell - 2, 34, shade)
-            svg.text(x + cell / 2 - 1, y + 17, sample, fill="white", size=13)
-            x += cell
-        svg.line((first, y + 44), (x - 3, y + 44))
-        svg.text((first + x) / 2 - 1, y + 62, f"replica {replica}", size=13)
-        x += 7
+        left, y = EDGE + 226 * (replica % 2), 44 + 48 * (replica // 2)
+        svg.text(left, y + 17, f"replica {replica}", at="start")
+        for place, sample in enumerate(samples.tolist()):
+            x = left + 76 + place * (cell + 2)
+            svg.box(x, y, cell, 34, shade)
+            svg.text(x + cell / 2, y + 17, sample, fill="white")
     svg.note(
-        16, 228, "Each replica computes its micro-batch, on any rank. The first four have one more.",
-        "The numbers follow from (seed, epoch, step) alone: to resume, the step is enough.",
+        250, "Each replica computes its micro-batch, on any worker.",
+        "The first four have one more. The order follows from",
+        "(seed, epoch, step) alone: to resume, the step is enough.",
     )  # fmt: skip
     return svg.done()
 
@@ -122,9 +124,9 @@ def tree() -> str:
     placed = place_evenly(REPLICAS, 3)
     owner: dict[Node, int] = {}
     partials = owned_nodes(tuple(placed), REPLICAS)
-    svg = Svg(362, "The tree of eight replicas on three workers")
-    svg.text(16, 24, "((0+1)+(2+3)) + ((4+5)+(6+7)), always", at="start", bold=True)
-    cell, base = 74, 300
+    svg = Svg(372, "The tree of eight replicas on three workers")
+    svg.title("One order for any number of workers:", "((0+1)+(2+3)) + ((4+5)+(6+7))")
+    cell, base = 55, 284
 
     def claim(node: Node, rank: int) -> None:
         owner[node] = rank
@@ -139,9 +141,9 @@ def tree() -> str:
 
     def place(node: Node) -> tuple[float, float]:
         if node[1] - node[0] == 1:
-            return 50 + node[0] * cell, base
+            return 36 + node[0] * cell, base
         left, right = place((node[0], split(node))), place((split(node), node[1]))
-        return (left[0] + right[0]) / 2, min(left[1], right[1]) - 70
+        return (left[0] + right[0]) / 2, min(left[1], right[1]) - 66
 
     def draw(node: Node) -> None:
         x, y = place(node)
@@ -151,14 +153,15 @@ def tree() -> str:
                 draw(child)
         sent = any(node in nodes for nodes in partials)
         svg.box(
-            x - 22, y - 15, 44, 30, COLOURS[owner[node]] if node in owner else SHARED, edge=INK if sent else "white"
+            x - 20, y - 15, 40, 30, COLOURS[owner[node]] if node in owner else SHARED, edge=INK if sent else "white"
         )
-        svg.text(x, y, node[0] if node[1] - node[0] == 1 else "+", fill="white", bold=True)
+        svg.text(x, y, node[0] if node[1] - node[0] == 1 else "+", fill="white", size=16, bold=True)
 
     draw((0, REPLICAS))
     svg.note(
-        16, 332, "Colour: the rank that adds. Outlined: the partials it sends.",
-        "Grey: added by every rank for its own slice.",
+        316, "Three workers. Colour: the worker that adds.",
+        "Outlined: the partial sums that it sends.",
+        "Grey: added by every worker, each for its own slice.",
     )  # fmt: skip
     return svg.done()
 
@@ -168,36 +171,38 @@ def exact_step() -> str:
     exchange = owner_computes(3)
     placed = place_evenly(REPLICAS, 3)
     partials = owned_nodes(tuple(placed), REPLICAS)
-    svg = Svg(490, "One exact step on three workers")
-    columns = (196, 364, 532)
+    svg = Svg(578, "One exact step on three workers")
+    svg.title("3 workers share the sums,", "all have the same bits after them")
+    columns, wide, tall = (149, 265, 381), 110, 40
 
-    def lane(y: float, title: str, words: Callable[[int], str], fill: str | None = None, height: float = 34) -> None:
-        svg.text(16, y + height / 2, title, at="start", bold=True, size=14)
+    def lane(y: float, title: str, words: Callable[[int], str], fill: str | None = None) -> None:
+        svg.text(EDGE, y + tall / 2, title, at="start", bold=True)
         for rank, x in enumerate(columns):
-            svg.box(x - 78, y, 156, height, fill or COLOURS[rank])
-            svg.text(x, y + height / 2, words(rank), fill="white", size=13)
+            svg.box(x - wide / 2, y, wide, tall, fill or COLOURS[rank])
+            lines = words(rank).split("|")
+            for number, line in enumerate(lines):
+                svg.text(x, y + tall / 2 + 17 * (number - (len(lines) - 1) / 2), line, fill="white")
 
     def arrows(y: float, number: int) -> None:
+        svg.text(EDGE, y + 18, f"round {number + 1}", at="start", fill=FAINT)
         for move in exchange.rounds[number]:
-            svg.line((columns[move.source], y + 3), (columns[move.target], y + 38), tip=True, ink=COLOURS[move.source])
+            svg.line((columns[move.source], y + 3), (columns[move.target], y + 35), tip=True, ink=COLOURS[move.source])
 
     for rank, x in enumerate(columns):
-        svg.text(x, 22, f"rank {rank}", fill=COLOURS[rank], bold=True)
-    lane(40, "data", lambda rank: f"replicas {placed[rank].start} to {placed[rank].stop - 1}")
-    lane(88, "compute", lambda rank: f"{len(placed[rank])} x loss, gradient")
-    lane(136, "add up", lambda rank: " ".join(f"[{a}..{b - 1}]" if b - a > 1 else f"[{a}]" for a, b in partials[rank]))
-    arrows(170, 0)
-    svg.text(16, 192, "round 1", at="start", size=13, fill=FAINT)
-    lane(212, "own a slice", lambda rank: f"slice {rank}, in tree order")
-    arrows(246, 1)
-    svg.text(16, 268, "round 2", at="start", size=13, fill=FAINT)
-    lane(288, "all have", lambda _: "the whole gradient", SHARED)
-    lane(336, "update", lambda _: "clip, Adam, schedule", SHARED)
-    lane(384, "record", lambda rank: "ledger line" if rank == 0 else "checksum compared", SHARED)
+        svg.text(x, 70, f"rank {rank}", fill=COLOURS[rank], bold=True)
+    lane(84, "data", lambda rank: f"replicas|{placed[rank].start} to {placed[rank].stop - 1}")
+    lane(132, "compute", lambda rank: f"{len(placed[rank])} losses,|{len(placed[rank])} gradients")
+    lane(180, "add up", lambda rank: " ".join(f"[{a}..{b - 1}]" if b - a > 1 else f"[{a}]" for a, b in partials[rank]))
+    arrows(220, 0)
+    lane(258, "add slice", lambda rank: f"slice {rank},|in tree order")
+    arrows(298, 1)
+    lane(336, "all have", lambda _: "the whole|gradient", SHARED)
+    lane(384, "update", lambda _: "clip, Adam,|schedule", SHARED)
+    lane(432, "record", lambda rank: "line of the|ledger" if rank == 0 else "checksum|compared", SHARED)
     svg.note(
-        16, 434, "[a..b]: the sum of replicas a to b, a partial; [a]: replica a alone.",
-        "Grey: the same code on the same bits.",
-        "Coloured: which rank does it may change, the sums do not.",
+        494, "[a..b]: the sum of replicas a to b; [a]: replica a alone.",
+        "Coloured: which rank does it may change,", "the sums do not. Grey: the same code on the same bits,",
+        "on every rank.",
     )  # fmt: skip
     return svg.done()
 
@@ -219,7 +224,7 @@ def _buffers(svg: Svg, x: float, y: float, schedule: Schedule, held: Sequence[Ma
                     f'height="{height:g}" fill="{COLOURS[source]}"/>'
                 )
             if value and schedule.num_chunks > 1:
-                svg.text(left + cell / 2 - 1, y + 20, "abcdefgh"[chunk], fill="white", size=13, bold=True)
+                svg.text(left + cell / 2 - 1, y + 20, "abcdefgh"[chunk], fill="white", bold=True)
 
 
 def _play(schedule: Schedule) -> list[list[dict[int, Content]]]:
@@ -230,21 +235,24 @@ def _play(schedule: Schedule) -> list[list[dict[int, Content]]]:
 def collectives() -> str:
     """The six patterns on four ranks: before and after."""
     names = ("broadcast", "scatter", "gather", "all-gather", "reduce", "all-reduce")
-    svg = Svg(500, "Six collectives on four ranks, before and after")
+    wide = 398  # of four buffers and what is between them
+    svg = Svg(54 + 142 * len(names), "Six collectives on four ranks, before and after")
+    svg.title("Six collectives: who has what, before and after")
     for number, name in enumerate(names):
         schedule = plan(name, 4)
         rows = _play(schedule)
-        x, y = 20 + (number % 2) * 316, 20 + (number // 2) * 150
-        cell = 284 / 4 - 11 if schedule.num_chunks == 1 else (284 / 4 - 11) / schedule.num_chunks
-        svg.text(x, y + 6, name, at="start", bold=True)
+        x, y = EDGE, 50 + number * 132
+        column = wide / 4
+        cell = (column - 14) / schedule.num_chunks
+        svg.text(x, y + 2, name, at="start", size=15, bold=True)
         for row, held in enumerate((rows[0], rows[-1])):
-            _buffers(svg, x, y + 22 + row * 56, schedule, held, cell=cell, gap=11, old=rows[0] if row else None)
+            _buffers(svg, x, y + 16 + row * 56, schedule, held, cell=cell, gap=14, old=rows[0] if row else None)
         for rank in range(4):
-            middle = x + rank * 71 + 30
-            svg.line((middle, y + 65), (middle, y + 76), tip=True, ink=SHARED)
+            middle = x + rank * column + (column - 14) / 2
+            svg.line((middle, y + 59), (middle, y + 70), tip=True, ink=SHARED)
     svg.note(
-        20, 462, "Four ranks side by side; above before, below after.",
-        "Colours: whose values are in it; a sum has several.",
+        50 + 132 * len(names) + 6, "Four ranks side by side; above before, below after.",
+        "Colours: whose values are in it; a sum has several.", "Outlined: new.",
     )  # fmt: skip
     return svg.done()
 
@@ -253,17 +261,19 @@ def ring() -> str:
     """The chunked ring on four ranks: what each holds after every round."""
     schedule = plan("ring", 4)
     rows = _play(schedule)
-    svg = Svg(88 + 54 * len(rows), "The ring on four ranks, round by round")
+    svg = Svg(132 + 50 * len(rows), "The ring on four ranks, round by round")
+    svg.title("Each chunk is summed once, then copied")
+    left, gap, cell = 74, 9, 22
     for rank in range(4):
-        svg.text(98 + rank * 138 + 58, 20, f"rank {rank}", fill=COLOURS[rank], bold=True)
+        middle = left + rank * (4 * cell + gap) + 2 * cell - 1
+        svg.text(middle, 50, f"rank {rank}", fill=COLOURS[rank], bold=True)
     for row, held in enumerate(rows):
-        y = 40 + row * 54
-        svg.text(12, y + 20, "start" if row == 0 else f"round {row}", at="start", size=14)
-        _buffers(svg, 98, y, schedule, held, cell=29, gap=22, old=rows[row - 1] if row else None)
+        y = 64 + row * 50
+        svg.text(EDGE, y + 20, "start" if row == 0 else f"round {row}", at="start")
+        _buffers(svg, left, y, schedule, held, cell=cell, gap=gap, old=rows[row - 1] if row else None)
     svg.note(
-        12, 52 + 54 * len(rows),
-        "Each round a rank sends one chunk to its right neighbour: 1 to 3 add, 4 to 6 copy.",
-        "Outlined: new. A chunk is summed once, then copied: the same bits on all ranks.",
+        74 + 50 * len(rows), "Each round a rank sends one chunk to the right:",
+        "1 to 3 add, 4 to 6 copy. Outlined: new.", "So all ranks have the same bits.",
     )  # fmt: skip
     return svg.done()
 

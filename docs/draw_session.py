@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).parent / "pictures" / "session.svg"
-COLUMNS = 64  # on a phone of 400 pixels its letters are 10 pixels high; a fingerprint fits
+COLUMNS = 53  # where 370 pixels, a phone, show it, its letters are 11 high
 UNISONO = (sys.executable, "-m", "unisono")
 
 
@@ -44,14 +44,14 @@ class Session:
         self.console.print(Text(text, style=style, overflow="fold"))
 
     def play(self, command: str, disturb: Callable[[str, int], str | None] | None = None) -> str:
-        """Run a command; show its first line, what belongs to a disturbance or a resume, and the fingerprint."""
+        """Run a command; show what belongs to a disturbance or a resume, and the fingerprint."""
         self.say(f"$ {command}", "bold")
         program = [*UNISONO, *command.split()[1:]]
         process = subprocess.Popen(
             program, cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert process.stdout is not None
-        lines, shown = [], {0}
+        lines, shown = [], set[int]()
         for line in process.stdout:
             lines.append(("", line.rstrip()))
             if line.startswith("fingerprint"):
@@ -97,8 +97,8 @@ def main() -> None:
         disturbed = session.play("unisono train digits -n 1 --out runs/killed")
         plain = session.play("unisono train digits -n 2 --out runs/undisturbed")
         assert fingerprint(disturbed) == fingerprint(plain), "the two runs differ"
-    drawn = session.console.export_svg(title="3 workers on 2 busy cores, killed twice, continued by 1")
-    drawn = drawn.replace("font-size: 18px;", "font-size: 20px;")  # of the title: on a phone 9 pixels high
+    drawn = session.console.export_svg(title="Killed twice, continued by one worker: the same bits")
+    drawn = drawn.replace("font-size: 18px;", "font-size: 20px;")  # of the title
     PICTURE.write_text(re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL))
 
 

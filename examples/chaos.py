@@ -38,7 +38,7 @@ def main(out: str, deadly: tuple[int, ...]) -> None:
 
 
 if __name__ == "__main__":
-    for folder in ("runs/calm", "runs/killed"):
+    for folder in ("runs/chaos-calm", "runs/chaos-killed"):
         shutil.rmtree(folder, ignore_errors=True)
-    unisono.launch(main, "runs/calm", (), workers=2)
-    unisono.launch(main, "runs/killed", DEADLY, workers=2, max_restarts=len(DEADLY))
+    unisono.launch(main, "runs/chaos-calm", (), workers=2)
+    unisono.launch(main, "runs/chaos-killed", DEADLY, workers=2, max_restarts=len(DEADLY))

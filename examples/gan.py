@@ -97,9 +97,9 @@ def judge(generator: nn.Module, data) -> float:
 
 
 if __name__ == "__main__":
-    for name in ("runs/gan", "runs/gan-killed"):
+    for name in ("runs/gan-calm", "runs/gan-killed"):
         shutil.rmtree(name, ignore_errors=True)
-    unisono.launch(main, "runs/gan", None, workers=1)
+    unisono.launch(main, "runs/gan-calm", None, workers=1)
     try:
         unisono.launch(main, "runs/gan-killed", 250, workers=2)
     except unisono.WorkerFailed as failure:

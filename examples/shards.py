@@ -64,12 +64,12 @@ def main(out: str, deadly: int | None) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("runs/points", "runs/points-cache", "runs/calm", "runs/killed"):
+    for name in ("runs/points", "runs/points-cache", "runs/shards-calm", "runs/shards-killed"):
         shutil.rmtree(name, ignore_errors=True)
     write_shards(Path("runs/points"))
-    unisono.launch(main, "runs/calm", None, workers=1)
+    unisono.launch(main, "runs/shards-calm", None, workers=1)
     try:
-        unisono.launch(main, "runs/killed", 17, workers=2)
+        unisono.launch(main, "runs/shards-killed", 17, workers=2)
     except unisono.WorkerFailed as failure:
         print(f"rank {failure.rank} was killed")
-    unisono.launch(main, "runs/killed", None, workers=1)
+    unisono.launch(main, "runs/shards-killed", None, workers=1)

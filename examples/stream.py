@@ -62,13 +62,13 @@ def main(out: str, deadly: int | None) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("runs/calm", "runs/killed"):
+    for name in ("runs/stream-calm", "runs/stream-killed"):
         shutil.rmtree(name, ignore_errors=True)
     FILE.parent.mkdir(exist_ok=True)
     write_file()
-    unisono.launch(main, "runs/calm", None, workers=1)
+    unisono.launch(main, "runs/stream-calm", None, workers=1)
     try:
-        unisono.launch(main, "runs/killed", 40, workers=2)
+        unisono.launch(main, "runs/stream-killed", 40, workers=2)
     except unisono.WorkerFailed as failure:
         print(f"rank {failure.rank} was killed")
-    unisono.launch(main, "runs/killed", None, workers=1)
+    unisono.launch(main, "runs/stream-killed", None, workers=1)

@@ -111,6 +111,15 @@ MEANT = {
     "watch": "observe",
     "world_size": "launching",
     "compare accelerate": "why",
+    "gradient checkpointing": "bigger-than-memory",
+    "upgrade": "quickstart",
+    "python version": "quickstart",
+    "mps": "quickstart",
+    "optuna": "common-tasks",
+    "hyperparameter search": "common-tasks",
+    "tuner": "common-tasks",
+    "loss spike": "replay",
+    "rendezvous": "several-machines",
 }
 
 

@@ -38,15 +38,15 @@ def kinds(tree: ET.Element, tag: str, name: str) -> list[ET.Element]:
     return [node for node in tree.iter(tag) if name in (node.get("class") or "").split()]
 
 
-def boxes(svg: ET.Element, *, at: tuple[float, float] = (0.0, 0.0)) -> list[Box]:
-    """Return where the shown texts of a drawing are, drawings in it included, in a font of usual width."""
+def boxes(svg: ET.Element, plain: int, *, at: tuple[float, float] = (0.0, 0.0)) -> list[Box]:
+    """Return where the shown texts of a drawing are, drawings in it included; `plain`: where no size is named."""
     found = []
     for node in svg:
         if node.tag == "svg":
-            found += boxes(node, at=(at[0] + float(node.get("x")), at[1] + float(node.get("y"))))
+            found += boxes(node, plain, at=(at[0] + float(node.get("x")), at[1] + float(node.get("y"))))
         elif node.tag == "text":
             style = dict(part.split(":") for part in (node.get("style") or "").split(";") if part)
-            size = float(style.get("font-size", "12px").removesuffix("px"))
+            size = float(style.get("font-size", f"{plain}px").removesuffix("px"))
             width = _font(size).getlength(node.text or "")
             x, y = at[0] + float(node.get("x")), at[1] + float(node.get("y"))
             anchor = "middle" if node.get("class") == "on" else node.get("text-anchor", "start")
@@ -56,10 +56,11 @@ def boxes(svg: ET.Element, *, at: tuple[float, float] = (0.0, 0.0)) -> list[Box]
 
 
 def check_texts(svg: ET.Element) -> None:
-    """Hold a picture to this: no text leaves it or covers another one."""
+    """Hold a picture to this: no text leaves it or covers another one, in a picture and on a phone."""
     _, _, width, height = map(float, svg.get("viewBox").split())
-    found = boxes(svg)
+    found = boxes(svg, 16)
     assert len(found) > 4
     for number, box in enumerate(found):
         assert box.left >= 0 and box.right <= width and box.top >= 0 and box.bottom <= height, box
-        assert not [other for other in found[number + 1 :] if box.covers(other)], box
+        covered = [other for other in found[number + 1 :] if box.covers(other)]
+        assert not covered, (box, covered)

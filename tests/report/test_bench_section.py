@@ -153,16 +153,16 @@ def test_seconds_in_words(seconds, text):
     assert spell_seconds(seconds) == text
 
 
-def test_strategies_are_shown_as_differences():
-    """Memory and accuracy beside those of ddp; without ddp as they are."""
+def test_strategies_are_shown_beside_ddp():
+    """Speed and memory from 0, accuracy as a difference in points; without ddp as they are."""
     found = [strategy("ddp"), strategy("exact", peak_memory_bytes=270 << 20, metrics={"test_accuracy": 0.95})]
     section = strategies_section(found, "digits")
     titles = [chart.title for chart in section.charts]
     assert titles == [
-        "samples a second, beside ddp's 1,234", "peak memory of a process, MB, beside ddp's 300",
-        "test accuracy, %, beside ddp's 90",
+        "samples a second; more is better", "peak memory of a process, MB; less is better",
+        "test accuracy, %; more is better, beside ddp's 90",
     ]  # fmt: skip
-    assert ">-10%<" in section.charts[1].drawing.svg()
+    assert ">270 (0.9x)<" in section.charts[1].drawing.svg()
     assert ">+5 points<" in section.charts[2].drawing.svg()
     assert all(chart.finding for chart in section.charts)
     assert section.charts[1].finding == "Least: exact (270). Most: ddp (300)."
@@ -180,7 +180,16 @@ def test_strategies_are_shown_as_differences():
     )
     assert slower.title == "d: exact (8 replicas) is 0.5 times as fast as ddp (2); dp, the fastest, 2 times"
     speed = slower.charts[0].drawing.svg()
-    assert 'style="font-weight:600">exact</text>' in speed and ">-50%<" in speed and ">+100%<" in speed
+    assert 'style="font-weight:600">exact</text>' in speed
+    lengths = [float(node.get("width")) for node in kinds(tree_of(speed), "rect", "fill")]
+    assert lengths == pytest.approx(
+        [lengths[0] * share for share in (1, 0.5, 2)], abs=0.2
+    )  # from 0: no length deceives
+    assert [node.text for node in kinds(tree_of(speed), "text", "tick") if node.get("text-anchor") is None] == [
+        "1,234",
+        "617.2 (0.5x)",
+        "2,469 (2x)",
+    ]
     alone = strategies_section(found[1:], "digits")
     assert "beside" not in "".join(chart.title for chart in alone.charts)
     assert len(alone.charts) == 4
@@ -190,7 +199,7 @@ def test_a_few_samples_are_no_better_and_no_worse():
     """One image of 360 more or less has no bar, neither green nor orange: a sentence says from where to where."""
     found = [strategy("ddp"), strategy("exact", metrics={"test_accuracy": 0.8972})]
     section = strategies_section(found, "digits")
-    assert [chart.title.partition(",")[0] for chart in section.charts] == ["samples a second"]
+    assert [chart.title.partition(";")[0] for chart in section.charts] == ["samples a second"]
     assert section.lines[0].startswith("One run each. Within 3 % of ddp, so without a chart: ")
     assert section.lines[0].endswith("; test accuracy, %: 89.72 to 90.")
     differs = strategies_section([found[0], strategy("ps_async", metrics={"test_accuracy": 0.85})], "digits")

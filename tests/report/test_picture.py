@@ -69,9 +69,9 @@ def test_names_beside_lines_do_not_touch(tmp_path):
 
 
 def test_a_picture_of_few_charts_is_narrow(tmp_path):
-    """One column for up to four, so that its words are ten pixels high on a phone; more stand two in a row."""
+    """One column for up to four, so that its words are 11 pixels high on a phone; more stand two in a row."""
     charts = scaling_sections([study()])[0].charts
-    for count, width in ((1, 568), (4, 568), (5, 1120)):
+    for count, width in ((1, 536), (4, 536), (5, 1088)):
         section = Section(title="x", lines=["a long sentence " * 9], charts=[charts[0]] * count)
         draw_section(section, tmp_path / "a.svg")
         tree = tree_of(tmp_path / "a.svg")

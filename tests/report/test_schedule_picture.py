@@ -36,7 +36,7 @@ def test_every_schedule_is_drawn(name, n, tmp_path):
     path, schedule = tmp_path / "picture.svg", plan(name, n)
     draw_schedule(schedule, f"{name} on {n} ranks", path)
     tree = tree_of(path)
-    assert WIDTH <= float(tree.get("width")) <= (600 if n <= 4 else 1200)
+    assert WIDTH <= float(tree.get("width")) <= (530 if n <= 4 else 1200)
     assert 200 <= float(tree.get("height")) <= 400 + len(schedule.rounds) * 300
     assert len(kinds(tree, "polyline", "fill")) == sum(map(len, schedule.rounds))  # heads of arrows
     states_shown = (len(schedule.rounds) + 1) * n * schedule.num_chunks
@@ -53,9 +53,8 @@ def test_any_title(title, tmp_path):
     assert {node.tag for node in tree.iter()} <= {"svg", "style", "rect", "text", "polyline"}
     shown = next(tree.iter("text")).text or ""
     assert shown.isprintable()
-    assert shown == "".join(char if char.isprintable() else "\u25a1" for char in cut(title, WIDTH - 32, 24)).replace(
-        "\ud800", "?"
-    )
+    kept = cut(title, WIDTH - 16, 21 * 1.2)
+    assert shown == "".join(char if char.isprintable() else "\u25a1" for char in kept).replace("\ud800", "?")
 
 
 def test_titles_are_kept_where_they_can_be():
@@ -77,14 +76,14 @@ def test_all_text_is_inside_and_none_overlaps(n):
 
 def test_the_check_of_texts_can_fail():
     """The control: a text that is moved onto another one, and one that is moved outside."""
-    for x in ("16.0", "550.0"):
+    for x in ("8.0", "490.0"):
         tree = tree_of(picture_of(plan("ring", 3), "ring").svg())
-        texts = [node for node in tree.iter("text") if node.text.startswith("3 ranks")]
+        texts = [node for node in tree.iter("text") if node.text.startswith("Each rank sends")]
         texts[0].set("x", x)
         texts[0].set("y", "32.0")
         with pytest.raises(AssertionError):
             check_texts(tree)
-    assert boxes(tree)
+    assert boxes(tree, 16)
 
 
 def test_arrows_point_from_source_to_target():

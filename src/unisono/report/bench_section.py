@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono.errors import ConfigError
-from unisono.report.charts import Series, difference_bars
+from unisono.report.charts import Series, compared_bars
 from unisono.report.content import Chart, Section, Table, bar_view, line_view
 from unisono.system.words import spell_bytes, spell_count, spell_seconds
 
@@ -69,7 +69,7 @@ def _timings(
 def strategies_section(rows: Sequence[Row], title: str) -> Section:
     """Return strategies side by side: speed, memory, bytes sent, accuracy after equal samples.
 
-    All are shown as differences from ``ddp`` in percent where it was measured, and ``exact`` stands out. What differs
+    All are shown beside ``ddp`` where it was measured, and ``exact`` stands out. What differs
     from it by less than 3 % for every strategy is told in a sentence, without a chart: one run each shows no more.
 
     Raises:
@@ -126,21 +126,32 @@ def _fastest(speeds: Mapping[str, float], replicas: Mapping[str, int]) -> str:
 
 
 def _differences(column: str, values: Mapping[str, float]) -> Chart:
-    """Return how far each value is from that of `BASE`."""
-    title = f"{column}, beside {BASE}'s {spell_count(float(f'{values[BASE]:.4g}'))}"
-    whole = values[BASE] / 100 if values[BASE] and not column.endswith("%") else 1.0
-    unit = " points" if column.endswith("%") else "%" if values[BASE] else ""
-
-    def spell(difference: float) -> str:
-        return f"{_apart(difference)}{unit if difference else ''}"
-
-    apart = {name: (value - values[BASE]) / whole for name, value in values.items()}
-    rows = [[name, spell_count(values[name]), spell(difference)] for name, difference in apart.items()]
-    del apart[BASE]
+    """Return each value beside that of `BASE`: bars from 0, of a share in percent the difference in points."""
+    base, is_share, less_is_good = values[BASE], column.endswith("%"), column in _LESS_IS_GOOD
+    whole = base / 100 if base and not is_share else 1.0
+    unit = " points" if is_share else "%" if base else ""
+    apart = {name: (value - base) / whole for name, value in values.items()}
+    spelled = {name: f"{_apart(value)}{unit if value else ''}" for name, value in apart.items()}
+    rows = [[name, spell_count(values[name]), spelled[name]] for name in values]
     table = Table(title=column, head=["strategy", column, f"beside {BASE}"], rows=rows, numeric=frozenset({1, 2}))
-    drawing = difference_bars(title, apart, spell=spell, less_is_good=column in _LESS_IS_GOOD, chosen=CHOSEN)
-    note = f"Green: better than {BASE}. Orange: worse." if any(apart.values()) else ""
+    texts = spelled if is_share else {name: _with_ratio(value, base) for name, value in values.items()}
+    title = f"{column}; {'less' if less_is_good else 'more'} is better"
+    title += f", beside {BASE}'s {spell_count(base)}" * is_share
+    drawing = compared_bars(
+        title, apart if is_share else values, line=0.0 if is_share else base, alike=_ALIKE * base, texts=texts,
+        less_is_good=less_is_good, chosen=CHOSEN,
+    )  # fmt: skip
+    note = f"Green: better than {BASE}. Orange: worse. Grey: within {100 * _ALIKE:g} %." if any(apart.values()) else ""
     return Chart(title=title, drawing=drawing, values=table, note=note, finding=_ends(values))
+
+
+def _with_ratio(value: float, base: float) -> str:
+    """Return a value, and how many times that of `BASE` it is."""
+    return (
+        f"{spell_count(value)} ({value / base:.2g}x)"
+        if value and abs(value - base) > _ALIKE * base > 0
+        else spell_count(value)
+    )
 
 
 def _apart(difference: float) -> str:

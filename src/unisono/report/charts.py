@@ -11,11 +11,11 @@ from unisono.report.svg import WIDTH, Drawing, cut, width_of
 
 HEIGHT = 280  # of a chart of lines in pixels; its legend comes on top
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
-_BAR, _NAMES, _LEGEND = 26, 118, 18
+_BAR, _NAMES, _LEGEND = 26, 146, 20
 _MOST_DOTS = 24  # of a line; one of more has a dot at its end
 _STRIPS, _LEAST_STRIPS = 200, 40  # places with values under the pointer, over the number of lines
-_MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 15, 60  # names beside the ends of lines, instead of a legend
-_ON_A_PHONE = 1.3  # by how much the text of a legend may be larger than its drawing plans; see page.html
+_MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 18, 60  # names beside the ends of lines, instead of a legend
+_LARGE = 16  # pixels of a text in a picture, and on a phone (page.html): for so much there must be room
 
 Spell = Callable[[float], str]
 Scale = Callable[[float], float]
@@ -106,7 +106,7 @@ def line_chart(
 
 def _beside(lines: Sequence[Series]) -> float:
     """Return the room of names beside the ends of lines; 0: they are too many or too long, or there is one."""
-    widest = max(_ON_A_PHONE * width_of(line.name) for line in lines)
+    widest = max(width_of(line.name, _LARGE) for line in lines)
     return widest + 4 if 1 < len(lines) <= _MOST_ENDS and widest <= _WIDEST_END else 0.0
 
 
@@ -117,7 +117,7 @@ def _ends(out: Drawing, lines: Sequence[tuple[int, Series]], scale_x: Scale, sca
     ends = sorted((y, last_x if last_x - x < _NEAR else x, number, line) for y, x, number, line in places)
     taken: list[tuple[float, float, float]] = []
     for y, x, _, line in ends:
-        left, right = x + 10, x + 10 + _ON_A_PHONE * width_of(line.name)
+        left, right = x + 10, x + 10 + width_of(line.name, _LARGE)
         at = max([y, *(other + _APART for first, last, other in taken if first < right and left < last)])
         taken.append((left, right, at))
     low = HEIGHT - _BOTTOM - 2.0
@@ -188,8 +188,8 @@ def _line(
     for x, y in places if len(places) <= _MOST_DOTS else places[-1:]:
         out.dot(x, y, 4, colour)
     for (x, y), text in zip(places, line.labels, strict=False):
-        is_last = x + 8 + width_of(text) > WIDTH or (is_named and x == places[-1][0] and len(places) > 1)
-        out.text(x - 8 if is_last else x + 8, y + 16, text, "tick halo", at="end" if is_last else "start")
+        is_last = x + 8 + width_of(text, _LARGE) > WIDTH or (is_named and x == places[-1][0] and len(places) > 1)
+        out.text(x - 8 if is_last else x + 8, y + 22, text, "tick halo", at="end" if is_last else "start")
 
 
 def _values(
@@ -230,23 +230,28 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     return out
 
 
-def difference_bars(
-    label: str, values: Mapping[str, float], *, spell: Spell, less_is_good: bool, chosen: str = ""
-) -> Drawing:
-    """Return a bar for each entry, left or right of a line at 0: green is better, orange worse; `chosen` is bold."""
+def compared_bars(
+    label: str, values: Mapping[str, float], *, line: float, alike: float, texts: Mapping[str, str],
+    less_is_good: bool, chosen: str = "",
+) -> Drawing:  # fmt: skip
+    """Return a bar from 0 for each entry, beside a line: green is better than it, orange worse, grey within `alike`.
+
+    The `chosen` one's name is bold; `texts` stand at the ends of the bars.
+    """
     out = _rows(label, list(values), [], chosen=chosen)
-    longest = max([*map(abs, values.values()), 1e-12])
-    reach = (WIDTH - _NAMES - 2 * 74) / 2
-    middle = _NAMES + 74 + reach
+    low, high = min(0.0, *values.values()), max(0.0, *values.values())
+    room = 8 + max(width_of(text, _LARGE) for text in texts.values())
+    scale = _scale(low, high, _NAMES + (room if low < 0 else 0), WIDTH - room)
     for row, (bar, value) in enumerate(values.items()):
-        y, length = 6 + row * _BAR, abs(value) / longest * reach
-        left = middle - length if value < 0 else middle
-        if length > 0.05:
-            out.box(
-                left, y, length, _BAR - 6, f"fill c{2 if (value < 0) == less_is_good else 5}", f"{bar}: {spell(value)}"
-            )
-        out.text(left - 6 if value < 0 else left + length + 6, y + 15, spell(value), at="end" if value < 0 else "start")
-    out.line([(middle, 4), (middle, 6 + _BAR * len(values))], "line limit")
+        y, left, right = 6 + row * _BAR, scale(min(0.0, value)), scale(max(0.0, value))
+        is_better = (value < line) == less_is_good
+        colour = "plain" if abs(value - line) <= alike else f"c{2 if is_better else 5}"
+        if right - left > 0.05:
+            out.box(left, y, right - left, _BAR - 6, f"fill {colour}", f"{bar}: {texts[bar]}")
+        begin = left - room if value < 0 else right
+        if not begin < scale(line) < begin + 6 + width_of(texts[bar], _LARGE) or left == right:
+            out.line([(scale(line), y - 2), (scale(line), y + _BAR - 2)], "line limit")  # not through its text
+        out.text(left - 6 if value < 0 else right + 6, y + 15, texts[bar], at="end" if value < 0 else "start")
     return out
 
 
@@ -267,7 +272,7 @@ def span_chart(label: str, spans: Sequence[Span], *, spell: Spell, colours: Mapp
         width = max(2.0, scale(span.ended) - start)
         kind = f"c{kinds.index(span.kind) % 8}" if colours is None else colours.get(span.kind, "plain")
         out.box(start, y, width, _BAR - 6, f"fill {kind}", span.text)
-        if span.label and _ON_A_PHONE * width_of(span.label) + 8 < width:
+        if span.label and width_of(span.label, _LARGE) + 8 < width:
             out.text(start + width / 2, y + 15, span.label, "name" if kind == "plain" else "on", at="middle")
     return out
 
@@ -276,7 +281,7 @@ def _rows(label: str, names: Sequence[str], kinds: Sequence[str], axis: float = 
     out = Drawing(label, 6 + _BAR * len(names) + axis)
     for row, name in enumerate(names):
         kind, y = "name" if name == chosen else "tick", row * _BAR + 21
-        out.text(_NAMES - 8, y, cut(name, _NAMES - 10), kind, at="end", bold=name == chosen)
+        out.text(_NAMES - 8, y, cut(name, _NAMES - 10, _LARGE), kind, at="end", bold=name == chosen)
     _legend(out, [(kind, f"fill c{number % 8}") for number, kind in enumerate(kinds)])
     return out
 
@@ -287,8 +292,8 @@ def _legend(out: Drawing, entries: Sequence[tuple[str, str]]) -> None:
         return
     x, y = 10.0, out.height + 15
     for name, kind in entries:
-        shown = cut(name, WIDTH - 50)
-        step = 36 + _ON_A_PHONE * width_of(shown)
+        shown = cut(name, WIDTH - 50, _LARGE)
+        step = 36 + width_of(shown, _LARGE)
         if x > 10 and x + step > WIDTH:
             x, y = 10.0, y + _LEGEND
         if kind.startswith("fill"):
@@ -321,7 +326,7 @@ def _spread(marks: Sequence[float], xs: Sequence[float], scale: Scale, spell: Sp
     """Return marks within the axis whose labels do not touch."""
     kept: list[float] = []
     for mark in marks:
-        apart = (width_of(spell(mark)) + width_of(spell(kept[-1]))) / 2 + 7 if kept else 0.0
+        apart = (width_of(spell(mark), _LARGE) + width_of(spell(kept[-1]), _LARGE)) / 2 + 7 if kept else 0.0
         if xs[0] <= mark <= xs[-1] and (not kept or scale(mark) - scale(kept[-1]) > apart):
             kept.append(mark)
     return kept

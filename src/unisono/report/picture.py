@@ -13,13 +13,15 @@ MARK = "<!-- unisono -->"
 """By which a picture of ours is known."""
 
 # Titles are bold: they are cut as if they were a fifth larger.
-_EDGE, _GAP, _TITLE, _LINE = 24, 32, 26, 18
+_EDGE, _GAP, _TITLE, _LINE = 8, 32, 28, 21
+_HEAD, _BOLD, _TEXT = 21, 17, 16
 _MOST_IN_A_COLUMN = 4
 
 
 def _style(colours: Mapping[str, str]) -> str:
     """Return the style with its colours written out: not every viewer knows variables."""
-    return re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], f".ground{{fill:var(--bg)}}{STYLE}")
+    rules = f".ground{{fill:var(--bg)}}{STYLE}".replace("font-size:12px", f"font-size:{_TEXT}px")
+    return re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], rules)
 
 
 _STYLE = f"{_style(LIGHT)}@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
@@ -28,7 +30,7 @@ _STYLE = f"{_style(LIGHT)}@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
 def draw_section(section: Section, path: str | Path, most: int | None = None) -> None:
     """Draw a section's title, lines and first charts, each below what it shows.
 
-    Up to four stand below each other, so that a phone shows their words large enough; more of them two in a row.
+    Up to four stand below each other, so that 370 pixels, a phone, show their words 11 high; more of them two in a row.
     """
     charts = section.charts[:most]
     columns = 1 if len(charts) <= _MOST_IN_A_COLUMN else 2
@@ -37,29 +39,29 @@ def draw_section(section: Section, path: str | Path, most: int | None = None) ->
     # What a row shows takes as many lines above each of its charts as the longest one needs.
     deep = [_LINE * max(len(wrapped(chart.finding)) for chart in row) for row in rows]
     heights = [max(_height(chart) for chart in row) + _GAP + more for row, more in zip(rows, deep, strict=True)]
-    title = wrapped(section.title, width, 23)
+    title = wrapped(section.title, width, 1.2 * _HEAD)
     told = [part for line in section.lines for part in wrapped(line, width)]
-    begin = 34 + 24 * (len(title) - 1)
-    top = begin + 30.0 + 20 * len(told)
+    begin = 30 + 26 * (len(title) - 1)
+    top = begin + 30.0 + _LINE * len(told)
     sheet = Drawing(section.title, top + sum(heights), width + 2 * _EDGE)
     for number, line in enumerate(title):
-        sheet.text(_EDGE, 34 + 24 * number, cut(line, width, 23), "name", size=19, bold=True)
+        sheet.text(_EDGE, 30 + 26 * number, cut(line, width, 1.2 * _HEAD), "name", size=_HEAD, bold=True)
     for number, line in enumerate(told):
-        sheet.text(_EDGE, begin + 22 + 20 * number, cut(line, width, 13), size=13)
+        sheet.text(_EDGE, begin + 26 + _LINE * number, cut(line, width, _TEXT), size=_TEXT)
     for row, height, more in zip(rows, heights, deep, strict=True):
         for number, chart in enumerate(row):
             left = _EDGE + number * (WIDTH + _GAP)
-            sheet.text(left, top + 14, cut(chart.title, WIDTH, 17), "name", size=14, bold=True)
+            sheet.text(left, top + 14, cut(chart.title, WIDTH, 1.2 * _BOLD), "name", size=_BOLD, bold=True)
             for place, line in enumerate(wrapped(chart.finding), start=1):
-                sheet.text(left, top + 14 + _LINE * place, cut(line, WIDTH, 13), "name", size=13)
+                sheet.text(left, top + 14 + _LINE * place, cut(line, WIDTH, _TEXT), "name", size=_TEXT)
             sheet.put(chart.drawing, left, top + _TITLE + more)
             if chart.note:
-                sheet.text(left + 10, top + _height(chart) + more - 4, cut(chart.note, WIDTH - 10))
+                sheet.text(left, top + _height(chart) + more - 4, cut(chart.note, WIDTH, _TEXT))
         top += height
     save(sheet, path)
 
 
-def wrapped(text: str, width: float = WIDTH, size: float = 13) -> list[str]:
+def wrapped(text: str, width: float = WIDTH, size: float = _TEXT) -> list[str]:
     """Return a sentence in lines of a width: usually that of a chart."""
     lines: list[str] = []
     for word in text.split():
@@ -71,7 +73,7 @@ def wrapped(text: str, width: float = WIDTH, size: float = 13) -> list[str]:
 
 
 def _height(chart: Chart) -> float:
-    return _TITLE + chart.drawing.height + (20 if chart.note else 0)
+    return _TITLE + chart.drawing.height + (24 if chart.note else 0)
 
 
 def save(drawing: Drawing, path: str | Path) -> None:

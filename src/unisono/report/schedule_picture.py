@@ -14,15 +14,14 @@ from unisono.collectives.schedules import Move, Round, Schedule, bytes_sent, sta
 from unisono.errors import ConfigError
 from unisono.report.picture import save, wrapped
 from unisono.report.svg import Drawing, cut, width_of
-from unisono.system.words import counted
 
 MOST_RANKS = 8
 """More ranks than that nobody can read in one picture."""
-WIDTH = 560
+WIDTH = 500
 """At least so wide; as narrow as it can be, so that a phone shows its words large enough."""
 
-_EDGE, _LEFT, _RIGHT, _LINE = 16, 96, 22, 20
-_TITLE, _TEXT, _SMALL = 20, 14, 13
+_EDGE, _LEFT, _RIGHT, _LINE = 8, 104, 14, 22
+_TITLE, _TEXT, _SMALL = 21, 16, 16
 _STYLES = {"add": "", "copy": " dash", "forward": " dots"}
 _MEANING = {
     "add": "added to what is there",
@@ -151,11 +150,11 @@ def _lines(text: str, width: float) -> list[str]:
 def _plan(schedule: Schedule) -> _Layout:
     n, chunks = schedule.world_size, schedule.num_chunks
     adds = any(move.action != "copy" for moves in schedule.rounds for move in moves)
-    cell = 50.0 if chunks == 1 else max(14.0, min(26.0, 108 / chunks))
-    column = max(cell * chunks + 16, (WIDTH - _LEFT - _RIGHT) / n)
+    cell = 50.0 if chunks == 1 else max(14.0, min(26.0, 88 / chunks))
+    column = max(cell * chunks + 12, (WIDTH - _LEFT - _RIGHT) / n)
     width = _LEFT + n * column + _RIGHT
     return _Layout(
-        schedule=schedule, column=column, cell=cell, band=18 if adds else 30, num_bands=n if adds else 1,
+        schedule=schedule, column=column, cell=cell, band=20 if adds else 30, num_bands=n if adds else 1,
         gap=130 if any(len(moves) > 12 for moves in schedule.rounds) else 76,
         told=[line for sentence in _sentences(schedule, adds) for line in _lines(sentence, width)],
         legend=_legend(schedule, width),
@@ -169,7 +168,6 @@ def _sentences(schedule: Schedule, has_sums: bool) -> Sequence[str]:
     sums = "Numbers and colours: the ranks whose values have been added up in it."
     what = "a chunk" if schedule.num_chunks > 1 else "the buffer"
     return (
-        f"{counted(schedule.world_size, 'rank')}, {counted(len(schedule.rounds), 'round')}. "
         f"Each rank sends {cost} in all; S is the size of the buffer{chunks}.",
         f"Each box is {what} of one rank. "
         + (sums if has_sums else "Its number and colour say whose values it holds."),
@@ -223,7 +221,7 @@ def _draw_row(
     before: Sequence[Mapping[int, Content]],
 ) -> None:  # fmt: skip
     top, chunks = layout.top(row), range(layout.schedule.num_chunks)
-    size = min(layout.band - 4, layout.cell - 2, 15)
+    size = min(layout.band - 4, layout.cell - 2, 16)
     frames = []
     for rank, values in enumerate(held):
         left = layout.left(rank, 0)

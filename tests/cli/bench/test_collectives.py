@@ -134,7 +134,7 @@ def test_explained_as_a_picture(tmp_path, option):
     assert result.exit_code == 0
     assert "round 2" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["ring.svg"]
-    assert tree_of(tmp_path / "ring.svg").get("aria-label") == "naive-ring: 3 ranks"
+    assert tree_of(tmp_path / "ring.svg").get("aria-label") == "naive-ring: 3 ranks, 2 rounds"
 
 
 @pytest.mark.parametrize(

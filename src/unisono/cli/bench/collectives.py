@@ -10,7 +10,7 @@ from unisono.cli.output.outcome import nothing_kept, tell, verb
 from unisono.cli.output.tables import answer, table
 from unisono.errors import ConfigError
 from unisono.options.quantities import RUNS, Count
-from unisono.system.words import spell_bytes, spell_seconds
+from unisono.system.words import counted, spell_bytes, spell_seconds
 
 EXPLAINED = Count(1, 256, "ranks")
 _REFERENCE = {"tree_all_reduce": "all_reduce"}  # what torch.distributed has in its place
@@ -117,5 +117,6 @@ def _explain(name: str, ranks: int, picture: str | None, as_json: bool) -> None:
     if picture is not None:
         from unisono.report.schedule_picture import draw_schedule
 
-        draw_schedule(schedule, f"{name}: {ranks} ranks" if ranks > 1 else f"{name}: 1 rank", picture)
+        title = f"{name}: {counted(ranks, 'rank')}, {counted(len(schedule.rounds), 'round')}"
+        draw_schedule(schedule, title, picture)
     answer(schedule_as_plain(schedule), as_json, lambda: describe_schedule(schedule))
