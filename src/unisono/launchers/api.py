@@ -93,23 +93,11 @@ def launch(
         os.environ.update(imposed)
         return fn(*args, **kwargs)
     target = describe_function(fn, args, kwargs)
+    how: dict[str, Any] = {"max_restarts": max_restarts, "live": live, "spares": spares, "elastic": elastic}
+    how |= {"workers": resolve_workers(workers, replicas), "threads": threads, "env": imposed, "again": SAME_COMMAND}
     output = "leader" if sys.stderr is not None and sys.stderr.isatty() else "prefix"
-    count = resolve_workers(workers, replicas)
     with scratch_directory("results") as folder:
-        run_local(
-            LaunchSpec(
-                target=replace(target, results=folder),
-                workers=count,
-                threads=threads,
-                env=imposed,
-                output=output,
-                max_restarts=max_restarts,
-                live=live,
-                spares=spares,
-                elastic=elastic,
-                again=SAME_COMMAND,
-            )
-        )
+        run_local(LaunchSpec(target=replace(target, results=folder), output=output, **how))
         returned: T = take(folder, getattr(fn, "__name__", "the function"))
         return returned
 
