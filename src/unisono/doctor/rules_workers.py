@@ -22,7 +22,7 @@ def loss_of_this_worker(source: Source) -> Iterator[Mistake]:
                  for inner in ast.walk(each.test)}  # fmt: skip
         values = [each for function in functions for each in source.nodes(ast.expr, function) if each not in tests]
         told = "the loss has the {} in it: replicas may be computed by any worker, and weights depend on which one"
-        hint = "take what differs from the batch (batch.step, micro.indices) or from the samples."
+        hint = "take what differs from batch.step or from the samples."
         for pattern, what in ((_WHO, "worker's number or their count"), (_WHEN, "clock")):
             if any(_tells(source, each, pattern) for each in values):
                 yield Mistake(call.lineno, "fail", told.format(what), hint)
