@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,11 @@ from unisono.collectives.placement import parts_of
 from unisono.collectives.places import HERE
 from unisono.determinism.loss_hooks import LossJudge, Observer
 from unisono.errors import PlaceError, StepError
-from unisono.strategies.base import StrategyContext
+from unisono.strategies.base import Strategy, StrategyContext
 from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.train.guards.repeated import Repeated, leaves_of
-
-if TYPE_CHECKING:  # it makes use of guards itself
-    from unisono.train.trained_parts import Parts
+from unisono.train.guards.unkept import Unkept
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _OURS, _RECIPES = f"{Path(__file__).parents[2]}/", f"{Path(__file__).parents[2]}/recipes/"
@@ -46,14 +44,17 @@ _has_added, _has_reached = [False], [False]
 class InsideLoss(LossJudge):
     """Judges what one run's loss function does."""
 
-    def __init__(self, parts: "Parts", options: StrategyOptions, setting: StrategyContext) -> None:
-        self._model, self._optimizers = parts.model, [*parts.optimizers.values()]
+    def __init__(
+        self, strategy: Strategy, optimizers: Iterable[Optimizer], options: StrategyOptions, setting: StrategyContext,
+        unkept: Unkept,
+    ) -> None:  # fmt: skip
+        self._model, self._optimizers = strategy.model, [*optimizers]
         self._options, self._setting = options, setting
         self._step, self._num_samples, self._first = 0, 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._has_made = self._has_foreign = self.is_looking = False
         self._foreign: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-        self._repeated, self._unkept = Repeated(parts, setting.device), parts.unkept
+        self._repeated, self._unkept = Repeated(strategy, setting.device, unkept), unkept
 
     def begin(self, step: int, num_samples: int, objective: Objective) -> None:
         """Note which step comes; what the loss functions of the step before have made is theirs no longer.

@@ -11,7 +11,7 @@ the end of the step's passes, loss and backward pass are computed twice more, fo
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,11 @@ from unisono.data.batches import duplicated
 from unisono.determinism.backward import differentiate
 from unisono.determinism.loss_hooks import LossJudge
 from unisono.errors import StepError
+from unisono.strategies.base import Strategy
 from unisono.strategies.exact import Exact
 from unisono.strategies.parts import streams
 from unisono.train.guards.kept_state import KeptState
-
-if TYPE_CHECKING:  # it makes use of guards itself
-    from unisono.train.trained_parts import Parts
+from unisono.train.guards.unkept import Unkept
 
 
 class _Called(NamedTuple):
@@ -43,9 +42,9 @@ class _Called(NamedTuple):
 class Repeated:
     """Calls loss functions, the first time in a step that is looked at also a second time if need be."""
 
-    def __init__(self, parts: "Parts", device: torch.device) -> None:
-        self._model, self._device, self._unkept = parts.model, device, parts.unkept
-        self._first_loss = parts.strategy.first_loss if isinstance(parts.strategy, Exact) else None
+    def __init__(self, strategy: Strategy, device: torch.device, unkept: Unkept) -> None:
+        self._model, self._device, self._unkept = strategy.model, device, unkept
+        self._first_loss = strategy.first_loss if isinstance(strategy, Exact) else None
         self._called: _Called | None = None
 
     def call(self, step: int, function: Callable[[Any], Any], micro: Any, key: tuple[int, ...], *, speaks: bool) -> Any:
