@@ -25,6 +25,7 @@ OPEN = {
     "Run.prepare model": "its overloads have the types",
     "Run.prepare optimizer": "its overloads have the types",
     "Run.prepare scheduler": "whatever has step() and a state: PyTorch's schedulers have no common type",
+    "Run.prepare return": "its overloads have the types",
     "Run.register part": "whatever has state_dict() and load_state_dict(); checked when it is called",
     "Trainer scheduler": "whatever has step() and a state: PyTorch's schedulers have no common type",
     "Trainer.predict return": "tensors in the structure of the model's outputs",

@@ -17,7 +17,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = run.loader(train_set, batch_size=BATCH_SIZE)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=EPOCHS * len(loader))
-    model, optimizer = run.prepare(model, optimizer, scheduler)
+    model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
     for batch in run.steps(loader, epochs=EPOCHS):
         run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
     scores = run.evaluate(test_set, lambda micro: (model(micro.x), micro.y), {"accuracy": unisono.Accuracy()})

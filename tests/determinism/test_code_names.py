@@ -1,6 +1,10 @@
 """Names that compiled functions read and set."""
 
-from unisono.determinism.code_names import accessed, made_of_itself
+import ast
+
+import pytest
+
+from unisono.determinism.code_names import accessed, made_of_itself, rates_of_workers
 
 
 class Tracker:
@@ -39,3 +43,21 @@ def test_what_a_loss_may_call_counts():
     assert {"scale", "update", "ema"} <= read
     assert "last" not in read | written
     assert {"seen", "ema"} == written
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("n = dist.get_world_size()\nrate = 0.1 * n\nSGD(p, lr=rate)", [3]),
+        ("SGD(p, lr=0.1 * math.sqrt(int(os.environ.get('WORLD_SIZE', 1))))", [1]),
+        ("self.n = run.world.size\nSGD([], lr=self.n / 10)", [2]),
+        ("SGD(p, lr=scaled(0.1, run.world.world_size))", [1]),
+        ("n = n + 1\nSGD(p, lr=0.1 * n)", []),  # it is made of itself alone
+        ("args = load(run.world.rank)\nSGD(p, lr=args.lr)", []),  # of what is loaded there, nothing is known
+        ("n = run.world.size\nSGD(p, lr=0.1 * (n if args.scale else 1))", []),  # nobody knows which
+        ("n = run.replicas\nSGD(p, lr=0.1 * n)\nDataLoader(x, batch_size=run.world.size)", []),
+    ],
+)
+def test_learning_rates_of_the_number_of_workers(source, lines):
+    """By arithmetic and by names; what is only read in the same way is none."""
+    assert [*rates_of_workers(ast.parse(source))] == lines

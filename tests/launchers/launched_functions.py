@@ -38,3 +38,24 @@ decorated = staticmethod(decorated)
 class Holder:
     def method(self):
         pass
+
+
+class Found:
+    def __init__(self, rank):
+        self.rank = rank
+
+
+class Unloadable:
+    def __reduce__(self):
+        return (__import__, ("no_module_of_this_name",))
+
+
+def give(kind):
+    rank = int(os.environ["RANK"])
+    if kind == "object":
+        return {"found": Found(rank), "ranks": [rank] * 2}
+    if kind == "lambda":
+        return lambda: rank
+    if kind == "unloadable":
+        return Unloadable()
+    return None

@@ -33,6 +33,26 @@ def test_launch(tmp_path, workers):
     assert notes(tmp_path) == [f"{rank}/{workers} words 5" for rank in range(workers)]
 
 
+def test_the_result_of_rank_0_comes_back():
+    """One value, that of rank 0, with objects in it; None where nothing is returned."""
+    found = launch(launched_functions.give, "object", workers=2)
+    assert isinstance(found["found"], launched_functions.Found) and found["found"].rank == 0
+    assert found["ranks"] == [0, 0]
+    assert launch(launched_functions.give, "nothing", workers=1) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("lambda", "a function, which cannot be pickled: .*"), ("unloadable", ".*this process cannot load: .*no_module_")],
+)
+def test_a_result_that_cannot_come_back(kind, said):
+    """It is told once all workers have ended, without a frame of ours: who returns what, and what to return."""
+    match = rf"^give\(\) has ended well on every worker, but on rank 0 it returned {said}.* Hint: let it return plain"
+    with pytest.raises(LaunchError, match=match) as caught:
+        launch(launched_functions.give, kind, workers=1)
+    assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)] == [__file__]
+
+
 def test_failure_is_raised_here(tmp_path):
     """The caller gets the worker's traceback as the text of one exception."""
     with pytest.raises(WorkerFailed, match="rank 1 of 2 failed with ValueError: the worker's own words") as caught:
@@ -73,6 +93,7 @@ def test_inside_a_world(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("UNISONO_REPLICAS", "8")
     launch(launched_functions.leave_note, tmp_path, workers=4, replicas=4)
+    assert launch(launched_functions.give, "object", workers=4)["ranks"] == [0, 0]
     assert notes(tmp_path) == ["0/1  0"]
     assert os.environ["UNISONO_REPLICAS"] == "8"  # who started this process decides
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -20,6 +21,7 @@ from unisono.determinism.devices import carried
 from unisono.errors import ConfigError
 
 T = TypeVar("T")
+_FIXED = (bool, int, float, complex, str, bytes, type(None), np.generic)
 Change = Callable[[Any], Any]
 
 
@@ -76,6 +78,23 @@ def changed(data: Any, change: Change) -> Any:
 def change_tensors(data: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return `data` with every tensor in it replaced by what `change` returns for it."""
     return change(data) if isinstance(data, Tensor) else changed(data, functools.partial(change_tensors, change=change))
+
+
+def duplicated(data: Any) -> tuple[Any, bool]:
+    """Return a copy that shares no container, tensor or array; and whether all of it could be copied."""
+    if isinstance(data, Tensor):
+        return data.clone(), True
+    if isinstance(data, np.ndarray):
+        return data.copy(), True
+    copied: list[bool] = []
+
+    def change(part: Any) -> Any:
+        new, is_whole = duplicated(part)
+        copied.append(is_whole)
+        return new
+
+    new = changed(data, change)
+    return new, all(copied) and (new is not data or isinstance(data, _FIXED))
 
 
 def move(data: Any, device: torch.device) -> Any:

@@ -225,10 +225,8 @@ class Loader:
         if num_workers:
             check_can_share_tensors()
         self.sampler, self.cuts = sampler, sampler.cuts
-        self.fetcher = fetcher
-        self._hosted = hosted
-        self._num_workers = num_workers
-        self._prefetch = prefetch
+        self.fetcher, self._hosted = fetcher, hosted
+        self._num_workers, self._prefetch = num_workers, prefetch
 
     def __len__(self) -> int:
         """Return the steps per epoch.
@@ -260,9 +258,11 @@ class Loader:
         tasks = self._tasks(first_step, last_step, self._hosted)
         return fetch_all(self.fetcher, tasks, num_workers=self._num_workers, prefetch=self._prefetch)
 
-    def micro_batch(self, step: int, replica: int) -> Any:
-        """Return the micro-batch of any replica with samples, fetched here and now."""
-        return self.fetcher[next(self._tasks(step, step, range(replica, replica + 1)))]
+    def micro_batch(self, step: int, replica: int, *, is_apart: bool = False) -> Any:
+        """Return the micro-batch of any replica with samples, fetched now; `is_apart`: where others are fetched."""
+        task = next(self._tasks(step, step, range(replica, replica + 1)))
+        [found] = fetch_all(self.fetcher, [task], num_workers=min(self._num_workers, is_apart))
+        return found
 
     def _tasks(self, first_step: int, last_step: int, hosted: range) -> Iterator[Task]:
         sampler, start, stop = self.sampler, hosted.start, hosted.stop

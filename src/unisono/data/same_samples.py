@@ -32,6 +32,12 @@ _DRAW = (
     "More causes: docs/data.md, 'The same data for all'"
 )
 
+EQUAL_DATA = (
+    "run.loader() gets all of the data on every rank, and hands each rank its part: make it of nothing that depends on "
+    "the rank, on an unseeded generator or on the order of a directory or set "
+    "(random_split(..., generator=torch.Generator().manual_seed(0)), numpy.random.default_rng(0), sorted(os.listdir()))"
+)
+
 _DRAWN = "what the generators are left as"
 
 Parts = dict[str, str]

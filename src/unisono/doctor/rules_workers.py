@@ -4,14 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from unisono.determinism.code_names import WHO, rates_of_workers
 from unisono.doctor.rules_placement import Mistake, Rule
 from unisono.doctor.rules_runs import losses
-from unisono.doctor.source import Source, keyword
+from unisono.doctor.source import Source
 
-_WHO = re.compile(
-    r"\bworld\.(rank|local_rank|world_size|size)\b|\bget_(rank|world_size)\(\)"
-    r"|\b(environ(\.get)?|getenv)[\[(]['\"](LOCAL_)?(RANK|WORLD_SIZE)['\"]"
-)
 _WHEN = re.compile(r"\btime\.(time|monotonic|perf_counter)(_ns)?\(\)|\bdatetime\.(now|utcnow|today)\(")
 
 
@@ -22,8 +19,8 @@ def loss_of_this_worker(source: Source) -> Iterator[Mistake]:
                  for inner in ast.walk(each.test)}  # fmt: skip
         values = [each for function in functions for each in source.nodes(ast.expr, function) if each not in tests]
         told = "the loss has the {} in it: replicas may be computed by any worker, and weights depend on which one"
-        hint = "take what differs from the batch (batch.step, micro.indices) or from the samples."
-        for pattern, what in ((_WHO, "worker's number or their count"), (_WHEN, "clock")):
+        hint = "take what differs from batch.step or from the samples."
+        for pattern, what in ((WHO, "worker's number or their count"), (_WHEN, "clock")):
             if any(_tells(source, each, pattern) for each in values):
                 yield Mistake(call.lineno, "fail", told.format(what), hint)
 
@@ -31,12 +28,9 @@ def loss_of_this_worker(source: Source) -> Iterator[Mistake]:
 def learning_rate_of_workers(source: Source) -> Iterator[Mistake]:
     """A learning rate that grows with the number of workers, as for DDP, whose batch does."""
     if source.imports("unisono"):
-        for call in source.nodes(ast.Call):
-            given = keyword(call, "lr")
-            if given is not None and any(_tells(source, each, _WHO) for each in ast.walk(given)):
-                told = "the learning rate depends on the number of workers, and with it the weights; the batch does not"
-                hint = "leave the factor out: batch_size is that of all workers together."
-                yield Mistake(call.lineno, "warn", told, hint)
+        for line in rates_of_workers(source.tree):
+            told = "the learning rate depends on the number of workers, and with it the weights; the batch does not"
+            yield Mistake(line, "warn", told, "leave the factor out: batch_size is that of all workers together.")
 
 
 def _tells(source: Source, value: ast.AST, pattern: re.Pattern[str]) -> bool:

@@ -1,9 +1,9 @@
 """`launch`: start a function on several processes, from a script or a notebook.
 
-In: a function and picklable arguments. Out: nothing, or the root cause as an exception. New processes import the
-function by its name; what has none there (a notebook's cell, a lambda, a nested function) is sent as it is, by the
-library cloudpickle where that is installed. Inside a world that some launcher has started already, the function is
-simply called. Must not import torch.
+In: a function and picklable arguments. Out: what rank 0 returned, or the root cause as an exception. New processes
+import the function by its name; what has none there (a notebook's cell, a lambda, a nested function) is sent as it is,
+by the library cloudpickle where that is installed. Inside a world that some launcher has started already, the function
+is simply called. Must not import torch.
 """
 
 import inspect
@@ -11,18 +11,23 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.errors import LaunchError
 from unisono.launchers.local import run_local
+from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import SAME_COMMAND, FunctionTarget, LaunchSpec, resolve_workers
 from unisono.launchers.worker.child import LOADING_MARK
+from unisono.launchers.worker.result import take
 from unisono.options.keywords import meant
 from unisono.system.messages import with_own_lines
 from unisono.world import World
+
+T = TypeVar("T")
 
 _MOST_SHOWN = 60  # characters of what was given in place of a function
 _OR = "; or pip install cloudpickle, which sends it as it is"
@@ -30,7 +35,7 @@ _OR = "; or pip install cloudpickle, which sends it as it is"
 
 @with_own_lines
 def launch(
-    fn: Callable[..., object],
+    fn: Callable[..., T],
     /,
     *args: object,
     workers: int | str = "auto",
@@ -41,8 +46,8 @@ def launch(
     spares: int = 0,
     elastic: str | None = None,
     **kwargs: object,
-) -> None:
-    """Run ``fn(*args, **kwargs)`` on every worker and wait for all of them.
+) -> T:
+    """Run ``fn(*args, **kwargs)`` on every worker, wait for all of them, and return what `fn` returned on rank 0.
 
     In a process that was started by ``unisono run``, torchrun, srun or mpirun, `fn` is called right here: the
     world exists already. Otherwise new processes are started, also for one worker, so that one and many run
@@ -64,15 +69,18 @@ def launch(
             `fn` runs from its beginning: `unisono.Run` with ``out=...`` resumes.
         **kwargs: Passed to `fn`; pickled.
 
+    Returns:
+        What `fn` returned on rank 0: pickled, so with its tensors a copy. Where `fn` is called right here, its result.
+
     Raises:
         LaunchError: The workers could not import `fn` or load its arguments, or it lacks one of the keywords; nothing
-            has been started.
+            has been started. Or what it returned cannot be pickled; then all workers have ended well.
         ConfigError: `workers`, `threads` or `replicas` are out of range.
         WorkerFailed: A worker failed; the message holds its traceback.
         RunStopped: SIGINT or SIGTERM came, and the run has stopped between two steps and saved.
 
     Example:
-        >>> unisono.launch(main, workers=2)  # doctest: +SKIP
+        >>> accuracy = unisono.launch(main, workers=2)  # doctest: +SKIP
     """
     if getattr(sys.modules.get("__mp_main__"), LOADING_MARK, False):
         raise LaunchError(
@@ -83,25 +91,15 @@ def launch(
     imposed = {} if replicas is None or "UNISONO_REPLICAS" in os.environ else {"UNISONO_REPLICAS": str(replicas)}
     if World.current().launcher != "none":
         os.environ.update(imposed)
-        fn(*args, **kwargs)
-        return
+        return fn(*args, **kwargs)
     target = describe_function(fn, args, kwargs)
+    how: dict[str, Any] = {"max_restarts": max_restarts, "live": live, "spares": spares, "elastic": elastic}
+    how |= {"workers": resolve_workers(workers, replicas), "threads": threads, "env": imposed, "again": SAME_COMMAND}
     output = "leader" if sys.stderr is not None and sys.stderr.isatty() else "prefix"
-    count = resolve_workers(workers, replicas)
-    run_local(
-        LaunchSpec(
-            target=target,
-            workers=count,
-            threads=threads,
-            env=imposed,
-            output=output,
-            max_restarts=max_restarts,
-            live=live,
-            spares=spares,
-            elastic=elastic,
-            again=SAME_COMMAND,
-        )
-    )
+    with scratch_directory("results") as folder:
+        run_local(LaunchSpec(target=replace(target, results=folder), output=output, **how))
+        returned: T = take(folder, getattr(fn, "__name__", "the function"))
+        return returned
 
 
 def _check_arguments(fn: Callable[..., object], args: tuple[object, ...], given: Mapping[str, object]) -> None:

@@ -70,6 +70,7 @@ class FunctionTarget:
     sys_path: tuple[str, ...] = ()  #: Import path of the starting program.
     #: Pickle of ``(args, kwargs)``; with the function before them where it is not imported.
     payload: bytes = field(repr=False)
+    results: str = ""  #: Directory for what the function returns; empty where nobody wants it.
 
 
 Target = ScriptTarget | ModuleTarget | ProgramTarget | FunctionTarget

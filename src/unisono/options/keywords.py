@@ -224,7 +224,7 @@ def _too_many(name: str, given: tuple[object, ...]) -> str:
     if name == "Run" and len(given) <= len(_FIRST) and all(isinstance(each, int) for each in given):
         return f"unisono.Run({', '.join(f'{key}={value}' for key, value in zip(_FIRST, given, strict=False))})."
     if name == "Run.prepare":
-        return "model, optimizer = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
+        return "model, optimizer, scheduler = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
     if len(given) > 1 and all(hasattr(each, "shape") for each in given):
         return "arrays are one data set: unisono.ArrayDataset(inputs, targets)."
     if len(given) > 1 and any(hasattr(each, "state_dict") for each in given):

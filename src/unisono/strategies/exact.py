@@ -29,6 +29,7 @@ from unisono.strategies.parts.leaf_sum import LeafSum
 from unisono.strategies.parts.replica_buffers import ReplicaBuffers
 from unisono.strategies.parts.report import RankReport, StepReport
 from unisono.strategies.whole_batch import SecondPass, WholeBatch
+from unisono.strategies.witness.first_loss import FirstLoss
 from unisono.strategies.witness.witness import Witness, refuse_witness
 
 
@@ -60,6 +61,7 @@ class Exact(Strategy):
         self._second: SecondPass | None = None
         self._report = self._new_report()
         self.witness: Witness | None = None
+        self.first_loss = FirstLoss(context)
         self._signed = self._laid_out = -1
 
     def compute_gradients(
@@ -162,8 +164,10 @@ class Exact(Strategy):
             check_reached(step, is_reached=is_reached)
         if self.witness is not None:
             self.witness.compare(told, self._sum.trainable)
-        if second is not None:
+        elif second is not None:
             second.compare_ranks(told)
+        elif len(told) > 1:
+            self.first_loss.compare(step, [rank.gradient for rank in told])
         bad = weighed.bad or report.bad_replicas()
         if not (bad or is_finite):
             bad = tuple(range(shares.leaves))  # the sum says not whose it is
@@ -239,7 +243,7 @@ class Exact(Strategy):
             report.bad[self._expected[-1]] = True
 
     def _own_word(self) -> RankReport:
-        gradient = 0 if self._second is None else self._second.checksum
+        gradient = self.first_loss.tell() if self._second is None else self._second.checksum
         if self.witness is not None:
             gradient = self.witness.tell()
         return RankReport(

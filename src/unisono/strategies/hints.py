@@ -16,7 +16,7 @@ _RULES: tuple[tuple[type[Exception], str, str], ...] = (
     (
         TypeError,
         "^'tuple' object is not callable",
-        "Hint: run.prepare() returns two things: model, optimizer = run.prepare(model, optimizer).",
+        "Hint: run.prepare() returns what it was given: model, optimizer = run.prepare(model, optimizer).",
     ),
     (
         TypeError,

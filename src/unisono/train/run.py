@@ -30,7 +30,7 @@ from unisono.system.messages import explain_uncaught
 from unisono.train.guards import checks
 from unisono.train.guards.first_look import FirstLook
 from unisono.train.guards.several import check_several
-from unisono.train.guards.unpacked import check_unpacked
+from unisono.train.guards.unpacked import count_names
 from unisono.train.intervals import Every, check_every
 from unisono.train.run_directory.run_progress import RunProgress
 from unisono.train.run_state import RunState
@@ -42,9 +42,7 @@ from unisono.train.steps.lines import shown
 from unisono.train.steps.loop import Batch
 from unisono.train.steps.non_finite import NonFinite
 from unisono.train.steps.stepper import Stepper
-from unisono.train.trained_parts import Parts
-
-_TWO = "model, optimizer = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
+from unisono.train.trained_parts import Limits, M, Models, Optim, Optimizers, Parts, S
 
 
 @final
@@ -157,22 +155,23 @@ class Run(RunState):
         manual_seed(seed)
 
     @overload
-    def prepare(self, model: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> tuple[nn.Module, Optimizer]: ...
+    def prepare(self, model: M, optimizer: Optim) -> tuple[M, Optim]: ...
+
+    @overload
+    def prepare(self, model: M, optimizer: Optim, scheduler: S) -> tuple[M, Optim, S]: ...
 
     @overload
     def prepare(
-        self,
-        model: Mapping[str, nn.Module],
-        optimizer: Mapping[str, Optimizer],
-        scheduler: Mapping[str, Any] | None = None,
-        *,
-        clip_norm: Mapping[str, float] | None = None,
+        self, model: Models, optimizer: Optimizers, *, clip_norm: Limits = None
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]: ...
 
-    @answers_keywords
+    @overload
     def prepare(
-        self, model: Any, optimizer: Any, scheduler: Any = None, *, clip_norm: Mapping[str, float] | None = None
-    ) -> tuple[Any, Any]:
+        self, model: Models, optimizer: Optimizers, scheduler: Mapping[str, S], *, clip_norm: Limits = None
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer], dict[str, S]]: ...
+
+    @answers_keywords
+    def prepare(self, model: Any, optimizer: Any, scheduler: Any = None, *, clip_norm: Limits = None) -> Any:
         """Take over model, optimizer and (optional) scheduler, or several of each by name; collective.
 
         Args:
@@ -184,16 +183,16 @@ class Run(RunState):
             clip_norm: Of several optimizers, by name: `Run`'s setting for this one alone.
 
         Returns:
-            What to call in place of the model (with ``exact``, the model itself), and the same optimizer; of several,
-            dictionaries of both. The scheduler is not returned: it is the object that was passed.
+            What was given, in this order: what to call in place of the model (with ``exact``, the model itself), the
+            same optimizer, and a scheduler where there is one; of several, dictionaries. Two names get the first two.
 
         Raises:
-            TypeError: The line takes more than two things.
+            TypeError: The line takes more than three names.
             ConfigError: The parts do not fit each other, cannot be trained exactly, or have nothing to train.
             EnvironmentDrift: Software, CPU capability or threads differ from the first launch.
             RankDivergence: The ranks have built different models or run on different software.
         """
-        check_unpacked("run.prepare()", 2, _TWO, depth=3)
+        count = count_names(depth=3) or (2 if scheduler is None else 3)
         self._joined.claim.check()
         checks.check_again(is_again=self._stepper is not None)
         front, limits = None, None
@@ -217,7 +216,7 @@ class Run(RunState):
             parts, self.strategy, setting, progress=self._progress, record=self._record, link=self._link,
             between=self.between, non_finite=self.non_finite, first_look=self.first_look, live=self._joined.live,
         )  # fmt: skip
-        return front or parts.strategy.front, optimizer
+        return (front or parts.strategy.front, optimizer, scheduler)[:count]
 
     @answers_keywords
     def loader(

@@ -1,7 +1,7 @@
 """What a run trains: model, optimizer, scheduler (or several by name), and whatever else it has been given to keep."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, final
+from typing import Any, TypeAlias, TypeVar, final
 
 import torch
 from torch import nn
@@ -25,6 +25,13 @@ from unisono.train.score import describe_model, describe_modules, describe_optim
 from unisono.train.steps.closures import takes_closure
 from unisono.train.steps.loop import check_alike, pin
 from unisono.train.steps.updates import Update
+
+M = TypeVar("M", bound=nn.Module)
+Optim = TypeVar("Optim", bound=Optimizer)
+S = TypeVar("S")
+Models: TypeAlias = Mapping[str, nn.Module]
+Optimizers: TypeAlias = Mapping[str, Optimizer]
+Limits: TypeAlias = Mapping[str, float] | None
 
 _PROBED = {torch.float64, torch.bfloat16, torch.float16}
 

@@ -75,7 +75,7 @@ class Trainer(AnswersNames):
         check_one(model, optimizer)
         check_trained(run, loss, metrics, callbacks)
         self.run = run
-        self.model, self.optimizer = run.prepare(model, optimizer, scheduler)
+        self.model, self.optimizer, _ = run.prepare(model, optimizer, scheduler)
         self.loss = loss
         self._how: dict[str, Any] = {"weight": weight, "reduction": reduction}
         check_objective(Objective(self._loss, weight, reduction), run.strategy)

@@ -83,8 +83,11 @@ def test_equal_bits_on_every_number_of_workers(path, kind):
 
 
 def test_samples_that_know_their_rank_are_noticed(path, monkeypatch):
-    """The control: other bits, if nobody looks before the first step."""
+    """In the first step, if nobody looks before it; other bits, if nobody does there either."""
     monkeypatch.setattr("unisono.train.score.first_samples", lambda loader: {})
+    with pytest.raises(unisono.StepError, match="replica 0 has other samples on rank 1 than on rank 0"):
+        run_threads(lambda transport: train(transport, path, "crops", is_wrong=True), 2)
+    monkeypatch.setattr("unisono.strategies.witness.first_loss.FirstLoss.compute", lambda *_: None)
     (alone,) = run_threads(train, 1, path, "crops")
     found = run_threads(lambda transport: train(transport, path, "crops", is_wrong=True), 2)
     assert set(found) != {alone}

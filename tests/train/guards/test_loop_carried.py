@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 from torch.nn import functional as F
 
 from unisono.determinism.loop_variables import LoopVariable
@@ -126,3 +127,17 @@ with toy.run(out=out) as (run, model, _):
         run.step(batch, lambda micro: (1 + k) * F.cross_entropy(model(micro.x), micro.y))
         steps.append(batch.step)
 """
+
+
+def rate_of_workers(parameters, world):
+    return torch.optim.SGD(parameters, lr=0.1 * world.world_size)
+
+
+def test_a_learning_rate_of_the_number_of_workers_is_told(toy):
+    """Once, before the first step, where the loop's function makes it so or calls what does; nowhere else."""
+    said = r"the learning rate in line \d+ is computed from the number of"
+    with pytest.warns(UserWarning, match=said) as told, toy.run() as (run, model, _):
+        rate_of_workers(model.parameters(), run.world)
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+    assert len(told) == 1 and told[0].filename == __file__

@@ -15,25 +15,39 @@ def parts():
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
-def test_three_names_as_with_accelerate():
-    """It says what to write, and the run can be prepared afterwards: by two names, by one, by none, or by a star."""
+def test_prepare_returns_what_it_was_given():
+    """In the order given, as with accelerate; two names, as programs of 0.1 have, get model and optimizer."""
     with unisono.Run(replicas=1) as run:
         assert repr(run) == "<unisono.Run: exact, 1 replicas, rank 0 of 1, step 0>"
-        model, optimizer, scheduler = parts()
-        with pytest.raises(TypeError, match=r"^run\.prepare\(\) returns 2 things, and this line takes 3\. Hint: mod"):
-            model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
-        model, optimizer = run.prepare(model, optimizer, scheduler)
-        assert isinstance(model, nn.Linear)
-    for take in (
-        lambda run, *given: run.prepare(*given),
-        lambda run, *given: [each for each in run.prepare(*given)],  # noqa: C416 - another instruction
-        lambda run, *given: (*run.prepare(*given), None),
-    ):
-        with unisono.Run(replicas=1) as run:
-            assert isinstance(take(run, *parts())[0], nn.Linear)
+        given = parts()
+        with pytest.raises(TypeError, match=r"^run\.prepare\(\) returns at most three .* takes 4\. Hint: model, optim"):
+            _model, _optimizer, _loader, _scheduler = run.prepare(*given)
+        model, optimizer, scheduler = run.prepare(*given)  # the run can still be prepared
+        assert (model, optimizer, scheduler) == given
+    with unisono.Run(replicas=1) as run:
+        model, optimizer = run.prepare(*(given := parts()))
+        assert (model, optimizer) == given[:2]
+    with unisono.Run(replicas=1) as run:
+        given = parts()
+        found = run.prepare(given[0], given[1], scheduler=given[2])
+        assert found == given
+    with unisono.Run(replicas=1) as run:
+        found = run.prepare(*(given := parts())[:2])
+        assert found == given[:2]
+    with unisono.Run(replicas=1) as run:
+        model, _optimizer, scheduler = run.prepare(*parts()[:2], None)
+        assert isinstance(model, nn.Linear) and scheduler is None
     with unisono.Run(replicas=1) as run:
         first, *others = run.prepare(*parts())
-        assert isinstance(first, nn.Linear) and len(others) == 1
+        assert isinstance(first, nn.Linear) and len(others) == 2
+    with unisono.Run(replicas=1) as run:
+        model, optimizer, scheduler = parts()
+        nets, optimizers, schedules = run.prepare({"G": model}, {"G": optimizer}, {"G": scheduler})
+        assert (nets, optimizers, schedules) == ({"G": model}, {"G": optimizer}, {"G": scheduler})
+    with unisono.Run(replicas=1) as run:
+        model, optimizer, _ = parts()
+        found = run.prepare({"G": model}, {"G": optimizer})
+        assert found == ({"G": model}, {"G": optimizer})
 
 
 @pytest.mark.parametrize("is_theirs", [True, False])

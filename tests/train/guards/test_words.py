@@ -199,7 +199,7 @@ def foreign(run):
 
 def unpacked(run):
     model = nn.Linear(4, 3)
-    model, _optimizer, _scheduler = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, _optimizer, _scheduler, _loader = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def lines_of(error):

@@ -23,10 +23,12 @@ from unisono.errors import ConfigError, DataError, RunStopped
 from unisono.launchers.scratch import meet_in
 from unisono.launchers.spec import BACKEND_VARIABLE
 from unisono.launchers.supervision.alone import has_trained_alone
+from unisono.launchers.supervision.channels import LIVE_VARIABLE
 from unisono.launchers.supervision.failure import FailureReport
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, stack_file
 from unisono.launchers.worker.environment import JOINS_VARIABLE
 from unisono.launchers.worker.local_rank import with_local_rank
+from unisono.launchers.worker.result import keep
 from unisono.system.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage
 from unisono.system.leaving import leave_groups_at_exit
 from unisono.system.messages import tell_uncaught
@@ -73,7 +75,7 @@ def main(argv: list[str]) -> int:
                 signal.signal(ignored, signal.SIG_DFL)
             os.execvp(target, [target, *args])
         else:
-            _run_function(Path(directory) / target)
+            _run_function(Path(directory) / target, rank)
     except BaseException as error:  # noqa: BLE001 - also SystemExit, KeyboardInterrupt and torch's CheckpointException
         _ignore_children()
         code = _exit_code(error)
@@ -152,8 +154,8 @@ def run_module(name: str, args: list[str], local_rank: int) -> None:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-def _run_function(file: Path) -> None:
-    """Call the function that `launch` wrote down."""
+def _run_function(file: Path, rank: int) -> None:
+    """Call the function that `launch` wrote down, and keep what rank 0's returns."""
     call = pickle.loads(file.read_bytes())  # written by our own launcher into its private directory
     sys.path[:] = call["sys_path"]
     if call["main_module"]:
@@ -165,7 +167,9 @@ def _run_function(file: Path) -> None:
         args, kwargs = pickle.loads(call["payload"])
     else:
         function, args, kwargs = pickle.loads(call["payload"])  # as cloudpickle wrote it
-    function(*args, **kwargs)
+    returned = function(*args, **kwargs)
+    if call["results"] and (rank == 0 or LIVE_VARIABLE in os.environ):  # rank 0 may have died, others take its place
+        keep(call["results"], rank, returned, by_value=not call["module"])
 
 
 def _load_main_file(path: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from unisono.collectives.places import current_world
 from unisono.errors import ConfigError, StepError
 from unisono.system.messages import warn
-from unisono.train.guards.loop_carried import describe_loop_carried
+from unisono.train.guards.loop_carried import describe_loop_carried, describe_rates
 from unisono.train.trained_parts import Parts
 
 T = TypeVar("T")
@@ -82,6 +82,9 @@ class DoneLoops:
             and (current_world().is_leader or current_world().joins is not None)
             and (text := self._describe_carried(done))
         ):
+            warn(text)
+        is_first = done < last and not self._has_looked and current_world().is_leader
+        if is_first and (text := describe_rates(inspect.currentframe())):
             warn(text)
         if done < last and not self._has_looked and self._parts.replaced:
             self._tell_replaced(done)

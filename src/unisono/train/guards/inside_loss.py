@@ -20,7 +20,8 @@ from unisono.collectives.placement import parts_of
 from unisono.collectives.places import HERE
 from unisono.determinism.loss_hooks import LossJudge, Observer
 from unisono.errors import PlaceError, StepError
-from unisono.strategies.base import StrategyContext
+from unisono.strategies.base import Strategy, StrategyContext
+from unisono.strategies.objective import Objective
 from unisono.strategies.options import ExactOptions, StrategyOptions
 from unisono.train.guards.repeated import Repeated, leaves_of
 from unisono.train.guards.unkept import Unkept
@@ -44,17 +45,18 @@ class InsideLoss(LossJudge):
     """Judges what one run's loss function does."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Iterable[Optimizer], options: StrategyOptions, setting: StrategyContext,
+        self, strategy: Strategy, optimizers: Iterable[Optimizer], options: StrategyOptions, setting: StrategyContext,
         unkept: Unkept,
     ) -> None:  # fmt: skip
-        self._model, self._optimizers, self._options, self._setting = model, [*optimizers], options, setting
+        self._model, self._optimizers = strategy.model, [*optimizers]
+        self._options, self._setting = options, setting
         self._step, self._num_samples, self._first = 0, 0, 0
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._has_made = self._has_foreign = self.is_looking = False
         self._foreign: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-        self._repeated, self._unkept = Repeated(model, setting.device, unkept), unkept
+        self._repeated, self._unkept = Repeated(strategy, setting.device, unkept), unkept
 
-    def begin(self, step: int, num_samples: int) -> None:
+    def begin(self, step: int, num_samples: int, objective: Objective) -> None:
         """Note which step comes; what the loss functions of the step before have made is theirs no longer.
 
         Raises:
@@ -62,6 +64,7 @@ class InsideLoss(LossJudge):
         """
         self._step, self._num_samples = step, num_samples
         self._first = self._first or step
+        self._key = objective.key(step, 0) if step == self._first and objective.embed is None else ()
         self.is_looking = step < self._first + _FIRST or not step & (step - 1)
         self._is_repeated = self.is_looking and isinstance(self._options, ExactOptions)
         if self._has_foreign:
@@ -91,7 +94,7 @@ class InsideLoss(LossJudge):
         if not self._is_repeated:
             return function(micro)
         self._is_repeated = False
-        return self._repeated.call(self._step, function, micro, speaks=self._setting.transport.rank == 0)
+        return self._repeated.call(self._step, function, micro, self._key, speaks=self._setting.transport.rank == 0)
 
     def look_at(self, found: Any) -> None:
         """Note to which leaves, besides the prepared model's, the backward pass of what was returned will add."""

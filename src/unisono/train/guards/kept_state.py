@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, final
@@ -22,8 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from unisono.determinism.switches import checksum
+
 Put = Callable[[Any], None]
 _MOST, _DEEPEST, _ENDS, _LARGE = 20_000, 12, 32, 1 << 16
+_MOST_TOLD, _LONGEST_TOLD = 2_000, 60
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARIES = (f"{Path(torch.__file__).parent}/", sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
@@ -33,6 +37,7 @@ _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _KEYED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that a run puts into a state before each replica."""
 
@@ -47,6 +52,7 @@ class KeptState:
 
     Attributes:
         tensors: By place.
+        generators: Their places.
         holders: Objects of the program's own classes, dictionaries and lists, by place; but for what modules hold.
         codes: Of the functions, each with whether it was found in a class.
     """
@@ -56,6 +62,7 @@ class KeptState:
         self._puts: list[tuple[str, Put, Any]] = []
         self._tensor_puts: list[tuple[Put, Tensor]] = []
         self.tensors: dict[str, Tensor] = {}
+        self.generators: list[str] = []
         self.holders: dict[str, Any] = {}
         self.codes: list[tuple[CodeType, bool]] = []
         self._modules = 0  # around what is looked at
@@ -70,6 +77,24 @@ class KeptState:
         missing = object()
         names = [name for name, mark in self._marks.items() if before._marks.get(name, missing) != mark]
         return [*names, *(name for name in before._marks if name not in self._marks)]
+
+    def told(self, changing: set[str]) -> dict[str, str]:
+        """Return texts that tell values on one rank from those on another, but for what is `changing`, by place.
+
+        What cannot be shown is told by its kind, a colon and a hash.
+        """
+        found: dict[str, str] = {}
+        for name, mark in itertools.islice(self._marks.items(), _MOST_TOLD):
+            if name in changing or not name:
+                continue
+            if name in self.tensors:
+                text = f"a tensor: {checksum([self.tensors[name]])}"
+            elif name in self.generators:
+                text = f"a generator of its own: {mark}"
+            else:
+                text = repr(mark[1]) if isinstance(mark, tuple) else str(mark)
+            found[name] = text if len(text) <= _LONGEST_TOLD else f"a long value: {_hash(text.encode())}"
+        return found
 
     def values(self, names: list[str]) -> dict[str, Tensor]:
         """Return copies of the tensors among some places."""
@@ -114,6 +139,8 @@ class KeptState:
                 self.tensors[name] = value
                 if put is not None:
                     self._tensor_puts.append((put, value))
+            elif isinstance(value, _GENERATORS):
+                self.generators.append(name)
             return
         is_module = isinstance(value, nn.Module)
         self._modules += is_module
@@ -200,16 +227,20 @@ def _mark(value: Any) -> Any:
         return id(value), None if is_lazy(value) or value.is_inference() else value._version
     if isinstance(value, np.ndarray):
         numbers = value.ravel()[:: max(1, value.size // _LARGE)]
-        return value.shape, None if value.dtype == object else hash(numbers.tobytes())
+        return value.shape, None if value.dtype == object else _hash(numbers.tobytes())
     if isinstance(value, random.Random):
-        return "system" if isinstance(value, random.SystemRandom) else hash(value.getstate())
+        return "system" if isinstance(value, random.SystemRandom) else _hash(repr(value.getstate()).encode())
     if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
+        return _hash(repr(value.bit_generator.state).encode())
     if isinstance(value, np.random.RandomState):
-        return repr(value.get_state(legacy=False))
+        return _hash(repr(value.get_state(legacy=False)).encode())
     if isinstance(value, torch.Generator):
-        return hash(value.get_state().numpy().tobytes())
+        return _hash(value.get_state().numpy().tobytes())
     return repr(value) if isinstance(value, itertools.count) else None
+
+
+def _hash(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any, Put | None]]:

@@ -1,4 +1,7 @@
-"""Variables that a program's loop carries, which start over in a resumed run: told before a launch's first step."""
+"""What the source around a loop says of other launches: told before a launch's first step.
+
+Variables that the loop carries, which start over in a resumed run; a learning rate made of the number of workers.
+"""
 
 import ast
 import linecache
@@ -6,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from unisono.determinism.code_names import rates_of_workers
 from unisono.determinism.loop_variables import LoopVariable, loop_variables
 from unisono.system.messages import is_ours
 from unisono.train.kept_dict import KeptDict
@@ -29,6 +33,32 @@ def describe_loop_carried(frame: FrameType | None, registered: Collection[Any], 
         if found:
             return _words(found, "with this launch" if is_resumed else "in a resumed run")
     return ""
+
+
+def describe_rates(frame: FrameType | None) -> str:
+    """Return where around `frame` a learning rate is computed from the number of workers; empty where none is."""
+    for outer in _outside(frame):
+        lines = linecache.getlines(outer.f_code.co_filename, outer.f_globals)
+        try:
+            tree = ast.parse("".join(lines))
+            found = next((line for line in rates_of_workers(tree) if _is_run(tree, line, outer)), 0)
+        except (SyntaxError, ValueError, RecursionError):  # no source, or none that can be read alone
+            continue
+        if found:
+            return (
+                f"the learning rate in line {found} is computed from the number of workers, and so are the weights: "
+                "another number trains other ones. Hint: leave the factor out; batch_size is that of all workers "
+                "together, so that the rate is the same for any number."
+            )
+    return ""
+
+
+def _is_run(tree: ast.AST, line: int, frame: FrameType) -> bool:
+    """Whether a line is in no function, or in the one that a frame is in, or in one that this one names."""
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    around = [each for each in functions if each.lineno <= line <= (each.end_lineno or line)]
+    names = frame.f_code.co_names
+    return all(each.lineno <= frame.f_lineno <= (each.end_lineno or 0) or each.name in names for each in around)
 
 
 def _root(frame: FrameType, name: str) -> Any:

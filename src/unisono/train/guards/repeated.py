@@ -2,12 +2,14 @@
 
 What `kept_state` sees change may be a log, a cache or a queue. So the same call is made once more, with the same
 random numbers and the same buffers, and only where loss or draws are others then, the step is refused. Where nothing
-has changed, and in all steps but some, there is one call.
+has changed, and in all steps but some, there is one call; in the first step of a launch always a second one, and one
+for replica 0, whose loss the ranks compare.
 
 What is kept may decide the gradient alone: hooks of gradients, an autograd.Function. So where something has changed by
 the end of the step's passes, loss and backward pass are computed twice more, for their gradients only.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, final
 
@@ -15,9 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from unisono.collectives.places import HERE
+from unisono.data.batches import duplicated
 from unisono.determinism.backward import differentiate
 from unisono.determinism.loss_hooks import LossJudge
 from unisono.errors import StepError
+from unisono.strategies.base import Strategy
+from unisono.strategies.exact import Exact
 from unisono.strategies.parts import streams
 from unisono.train.guards.kept_state import KeptState
 from unisono.train.guards.unkept import Unkept
@@ -27,7 +32,7 @@ class _Called(NamedTuple):
     """A call of a step that is looked at, until the end of the step's passes."""
 
     function: Callable[[Any], Any]
-    micro: Any
+    micro: Any  #: As it was before the call.
     drawn: bytes  #: The generators before it.
     names: list[str]  #: What it has changed; if that is nothing, `after` is what is kept.
     after: KeptState | None
@@ -37,33 +42,46 @@ class _Called(NamedTuple):
 class Repeated:
     """Calls loss functions, the first time in a step that is looked at also a second time if need be."""
 
-    def __init__(self, model: nn.Module, device: torch.device, unkept: Unkept) -> None:
-        self._model, self._device, self._unkept = model, device, unkept
+    def __init__(self, strategy: Strategy, device: torch.device, unkept: Unkept) -> None:
+        self._model, self._device, self._unkept = strategy.model, device, unkept
+        self._first_loss = strategy.first_loss if isinstance(strategy, Exact) else None
         self._called: _Called | None = None
 
-    def call(self, step: int, function: Callable[[Any], Any], micro: Any, *, speaks: bool) -> Any:
+    def call(self, step: int, function: Callable[[Any], Any], micro: Any, key: tuple[int, ...], *, speaks: bool) -> Any:
         """Return what a loss function returns for a micro-batch.
+
+        Args:
+            step: 1-based.
+            function: The loss function.
+            micro: The first micro-batch of this rank.
+            key: In the first step of a launch that of replica 0, whose loss the ranks compare; else empty.
+            speaks: Whether this rank warns.
 
         Raises:
             StepError: It returns another loss, or draws other random numbers, when it is called again.
         """
         drawn, buffers = streams.capture(self._device), _buffers(self._model)
+        spare, is_whole = duplicated(micro)  # the function may take its micro-batch apart
         before = KeptState(function, self._model)
         self._unkept.look(step, before, speaks=speaks)
         found = function(micro)
         after = KeptState(function, self._model)
         self._unkept.note(after, names := after.changed(before))
-        self._called = _Called(function, micro, drawn, names, None if names else after)
-        if not names:
+        self._called = _Called(function, spare, drawn, names, None if names else after)
+        if not names and not (key and is_whole):
             return found
         del before
         first, values, end = _bits(found), after.values(names), streams.capture(self._device)
+        if key and self._first_loss is not None and not self._first_loss.is_over:
+            self._first_loss.reads = functools.partial(after.told, {*names})
+            _put(buffers)
+            self._first_loss.compute(key, function, spare, found)
         del found
         streams.restore(drawn, self._device)
         _put(buffers)
-        found = function(micro)
+        found = function(duplicated(spare)[0])
         if _bits(found) != first or streams.capture(self._device) != end:
-            _refuse(step, names, "loss" if _bits(found) != first else "random numbers")
+            _refuse(step, names, "loss" if _bits(found) != first else "random numbers", after.generators)
         after.put_back(values)
         return found
 
@@ -104,7 +122,7 @@ class Repeated:
         streams.restore(called.drawn, self._device)
         HERE.loss = judge
         try:
-            found = called.function(called.micro)
+            found = called.function(duplicated(called.micro)[0])
         finally:
             HERE.loss = None
         if not isinstance(found, Tensor) or not found.requires_grad or found.numel() != 1:
@@ -154,14 +172,32 @@ def _refuse_gradient(step: int, parameter: str, names: list[str]) -> None:
     )
 
 
-def _refuse(step: int, names: list[str], what: str) -> None:
+def _refuse(step: int, names: list[str], what: str, generators: list[str]) -> None:
+    drawn = [name for name in names if name in generators]
+    if drawn:
+        why = f"by random numbers from a generator of the program's own: {_listed(drawn)}. {_DEPENDS}. Hint: {_DRAW}"
+    elif names:
+        why = (
+            f"by what it keeps from call to call: {_listed(names)}. {_DEPENDS}. Hint: in a model "
+            "register_buffer(name, tensor); else change it in the loop, after run.step(), and run.register(name, it); "
+            "a schedule goes by batch.step; draw from torch's own generators, which are keyed"
+        )
+    else:
+        why = (
+            "although nothing that it keeps has changed: it may ask for the clock, for random numbers of the system, "
+            f"or make a generator without a seed. {_DEPENDS}, and no run could be repeated. Hint: {_DRAW}"
+        )
     raise StepError(
         f"step {step}: the loss function has {'another' if what == 'loss' else 'other'} {what} when it is "
-        f"called again for the same micro-batch, by what it keeps from call to call: {_listed(names)}. The weights "
-        "would depend on the number of workers. Hint: in a model register_buffer(name, tensor); else change it in the "
-        "loop, after run.step(), and run.register(name, it); a schedule goes by batch.step; draw from torch's own "
-        "generators, which are keyed. More: docs/determinism.md, 'What a loss function keeps'."
+        f"called again for the same micro-batch, {why}. More: docs/determinism.md, 'What a loss function keeps'."
     )
+
+
+_DEPENDS = "The weights would depend on the number of workers"
+_DRAW = (
+    "draw from torch.rand(), random.random() or numpy.random.rand() themselves, which a run seeds for each step and "
+    "replica; take a schedule from batch.step"
+)
 
 
 def _listed(names: list[str]) -> str:

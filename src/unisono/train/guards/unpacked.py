@@ -4,20 +4,22 @@ import dis
 import sys
 
 
-def check_unpacked(name: str, most: int, hint: str, *, depth: int = 2) -> None:
-    """Refuse a line such as ``model, optimizer, scheduler = run.prepare(...)``, which takes too many.
+def count_names(depth: int) -> int:
+    """Return how many names a line such as ``model, optimizer = run.prepare(...)`` takes, 0 where it unpacks nothing.
 
     Args:
-        name: Of the function, for the message.
-        most: How many things it returns.
-        hint: The line to write.
         depth: Of the program's frame above this one: 1 calls this function.
 
     Raises:
-        TypeError: It takes more.
+        TypeError: There are more than three.
     """
     frame = sys._getframe(depth)
     following = (one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
     one = next(following, None)
-    if one is not None and one.opname == "UNPACK_SEQUENCE" and (one.arg or 0) > most:
-        raise TypeError(f"{name} returns {most} things, and this line takes {one.arg}. Hint: {hint}")
+    taken = (one.arg or 0) if one is not None and one.opname == "UNPACK_SEQUENCE" else 0
+    if taken > 3:
+        raise TypeError(
+            f"run.prepare() returns at most three things, and this line takes {taken}. "
+            "Hint: model, optimizer, scheduler = run.prepare(model, optimizer, scheduler); data goes into run.loader()."
+        )
+    return taken

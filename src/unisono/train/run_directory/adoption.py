@@ -9,17 +9,13 @@ from typing import Any, NoReturn
 from unisono.checkpoint import store
 from unisono.checkpoint.manifest import Facts
 from unisono.collectives.transport import Transport
+from unisono.data.same_samples import EQUAL_DATA
 from unisono.determinism.switches import drift
 from unisono.errors import CheckpointError, EnvironmentDrift, RankDivergence, ScoreMismatch
 from unisono.observe.compare import ALLOWED, MODULES, SAMPLES, diff, said_now
 from unisono.system.directory import Directory
 from unisono.train.run_directory.files import RunFiles
 
-_EQUAL_DATA = (
-    "run.loader() gets all of the data on every rank, and hands each rank its part: make it of nothing that depends on "
-    "the rank, on an unseeded generator or on the order of a directory or set "
-    "(random_split(..., generator=torch.Generator().manual_seed(0)), numpy.random.default_rng(0), sorted(os.listdir()))"
-)
 _OTHER_DATA = (
     "the data, its transform or a library that reads it is not what it was: bring it back, or choose another --out "
     "(out=) for a new run; --allow-drift (allow_drift=True) goes on with what is there"
@@ -72,8 +68,7 @@ def compare_scores(transport: Transport, score: dict[str, Any]) -> None:
         if lines := diff(score, theirs):
             if lines[0].startswith(("data.", SAMPLES)):
                 raise RankDivergence(
-                    f"rank {transport.rank} and rank {rank} have different data: {_said(lines)[0]}. "
-                    f"Hint: {_EQUAL_DATA}."
+                    f"rank {transport.rank} and rank {rank} have different data: {_said(lines)[0]}. Hint: {EQUAL_DATA}."
                 )
             raise RankDivergence(
                 f"rank {transport.rank} and rank {rank} run different scores: {'; '.join(lines[:3])}. "

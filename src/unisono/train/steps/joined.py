@@ -133,11 +133,13 @@ class Joined:
                 progress.resume = functools.partial(newcomers.take_over, self.live.join)
 
     def watch(self, stepper: Any, loader: Any) -> None:
-        """Let a run's strategy have what its witnesses need, if there are any."""
-        if self.witness:
-            from unisono.train.steps.witness import watch
+        """Let a run's strategy have what its witnesses need, if there are any; else compare the first step's losses."""
+        from unisono.train.steps.witness import compare_first, watch
 
+        if self.witness:
             watch(self.witness, stepper, loader, self.live)
+        elif self.world.joins is None:
+            compare_first(stepper, loader)
 
     def over(self, steps: Generator[Batch]) -> Generator[Batch]:
         """Pass on `steps`, which `leave` ends; signals ask to stop meanwhile."""

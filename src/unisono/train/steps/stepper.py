@@ -67,7 +67,7 @@ class Stepper:
         self._between, self._non_finite, self._first_look = between, non_finite, first_look
         self._done_loops = DoneLoops(parts, record.tell, is_kept=record.checkpoints is not None, live=live)
         self._updates = Updates(parts.updates, parts.model) if parts.updates else None
-        self._inside = InsideLoss(parts.model, parts.optimizers.values(), options, setting, parts.unkept)
+        self._inside = InsideLoss(parts.strategy, parts.optimizers.values(), options, setting, parts.unkept)
         self._timed = TimedObjectives(self._precision, self._inside, link.phases)
         asks = link.is_stop_asked if live is None else live.asks(link.is_stop_asked)
         parts.strategy.is_stop_asked, parts.before_pack = asks, first_look.at_parts_saved
@@ -179,7 +179,7 @@ class Stepper:
         self._record.settle_objective(objective.score, progress.done)
         parts.is_changing = True
         progress.usage.begin()
-        self._inside.begin(step, len(batch.indices))
+        self._inside.begin(step, len(batch.indices), objective)
         hook_late()
         return update, objective
 
