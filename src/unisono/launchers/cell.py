@@ -114,13 +114,14 @@ def curve(losses: Sequence[tuple[int, float]]) -> str:
     )
     ends = "".join(f"<div>{value:.4g}</div>" for value in (high, low))
     told = f"loss of steps {steps[0]:,} to {steps[-1]:,}"
+    pale = "font-size:85%;opacity:.75"
+    line = f'fill="none" stroke="{_FULL}" stroke-width="1.5" vector-effect="non-scaling-stroke"'
     return (
-        f'<div style="font-size:85%;opacity:.75;margin-top:4px">{told}</div><div style="display:flex;gap:6px">'
-        f'<svg viewBox="0 -1 {_WIDE} {_HIGH + 2}" preserveAspectRatio="none" style="flex:1;height:{_HIGH}px" role="img" '
-        f'aria-label="{told}: from {values[0]:.4g} to {values[-1]:.4g}"><polyline points="{places}" fill="none" '
-        f'stroke="{_FULL}" stroke-width="1.5" vector-effect="non-scaling-stroke"/></svg>'
-        f'<div style="font-size:85%;opacity:.75;display:flex;flex-direction:column;justify-content:space-between">'
-        f"{ends}</div></div>"
+        f'<div style="{pale};margin-top:4px">{told}</div><div style="display:flex;gap:6px">'
+        f'<svg viewBox="0 -1 {_WIDE} {_HIGH + 2}" preserveAspectRatio="none" style="flex:1;height:{_HIGH}px" '
+        f'role="img" aria-label="{told}: from {values[0]:.4g} to {values[-1]:.4g}">'
+        f'<polyline points="{places}" {line}/></svg>'
+        f'<div style="{pale};display:flex;flex-direction:column;justify-content:space-between">{ends}</div></div>'
     )
 
 

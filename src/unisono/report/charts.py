@@ -12,8 +12,7 @@ from unisono.report.svg import WIDTH, Drawing, cut, width_of
 HEIGHT = 280  # of a chart of lines in pixels; its legend comes on top
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 42
 _BAR, _NAMES, _LEGEND = 26, 146, 20
-_MOST_DOTS = 24  # of a line; one of more has a dot at its end
-_STRIPS, _LEAST_STRIPS = 200, 40  # places with values under the pointer, over the number of lines
+_MOST_DOTS, _STRIPS, _LEAST_STRIPS = 24, 200, 40  # a line's dots; places with values under the pointer, for all lines
 _MOST_ENDS, _WIDEST_END, _APART, _NEAR = 5, 170, 18, 60  # names beside the ends of lines, instead of a legend
 _LARGE = 16  # pixels of a text in a picture, and on a phone (page.html): for so much there must be room
 
@@ -208,13 +207,13 @@ def _values(
             if at >= 0:
                 value = " to ".join(map(spell_y, line.band[at])) if line.band else spell_y(line.points[at][1])
                 where = f" at {spell_x(line.points[at][0])}" if not told or line.points[at][0] != x else ""
-                told.append(f"{line.name}: {value}{where}" if not line.band else f"{line.name}: {value}")
+                told.append(f"{line.name}: {value}{'' if line.band else where}")
         out.strip(left, right, *ends, "\n".join(told))
 
 
 def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: Spell) -> Drawing:
     """Return one horizontal bar for each entry, cut into named parts."""
-    names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
+    names = [*dict.fromkeys(itertools.chain.from_iterable(bars.values()))]
     totals = {bar: math.fsum(parts.values()) for bar, parts in bars.items()}
     longest = max([*totals.values(), 1e-12])
     out = _rows(label, list(bars), names)
@@ -222,8 +221,7 @@ def stacked_bars(label: str, bars: Mapping[str, Mapping[str, float]], *, spell: 
     for row, (bar, parts) in enumerate(bars.items()):
         y, x = 6 + row * _BAR, float(_NAMES)
         for number, name in enumerate(names):
-            length = max(0.0, parts.get(name, 0.0)) / longest * width
-            if length > 0.05:
+            if (length := max(0.0, parts.get(name, 0.0)) / longest * width) > 0.05:
                 out.box(x, y, length, _BAR - 6, f"fill c{number % 8}", f"{bar}, {name}: {spell(parts[name])}")
                 x += length
         out.text(x + 6, y + 15, spell(totals[bar]))
