@@ -134,7 +134,6 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     hosts = [between(records, link) for link in LINKS]
     one_host = records.ratios("exact_vs_ddp", "a step of Run", ranks=2)
     joined, restart = records.median("live_missing", JOINED), records.median("live_kills", RESTARTED)
-    chaos = records.median("chaos", "next step after a fault, fingerprint equal to the undisturbed run's")
     live = records.median("live_kills", f"{LIVE} (all jobs)")
     flat = tuple(value for pair in hosts for value in pair)
     for page in ("README.md", "docs/costs.md"):
@@ -151,7 +150,6 @@ def quotes(records: Records) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     (beside,) = records.all("live_kills", UNDER_TORCHRUN)
     yield "docs/recovery.md", "{:.1f} s; torchrun with DDP: {:.1f} s", (restart, beside.median)
     yield from live_medians(records)
-    yield "docs/recovery.md", "on an idle machine the median was {:.1f} s", (chaos,)
     yield from live_kills(records)
     plain = [slower(records, model, "plain torch, one batch") for model in ("SimpleCNN", "transformer 5.3 M")]
     for page in ("README.md", "docs/costs.md"):
