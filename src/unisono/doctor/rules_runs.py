@@ -7,7 +7,7 @@ that name is called of: nothing else has ``steps(epochs=)``, or a ``step`` of tw
 import ast
 from collections.abc import Iterator
 
-from unisono.determinism.loop_variables import loop_variables
+from unisono.determinism.source.loop_variables import loop_variables
 from unisono.doctor.rules_placement import Mistake, Rule
 from unisono.doctor.source import Source, keyword
 
@@ -121,7 +121,7 @@ def loop_over_epochs(source: Source) -> Iterator[Mistake]:
 def loop_variable(source: Source) -> Iterator[Mistake]:
     """What a loop over steps carries from iteration to iteration, and trains with: it starts over in a resumed run."""
     if source.imports("unisono"):
-        for found in loop_variables(source.tree):
+        for found in (each for each in loop_variables(source.tree) if not each.is_prepared):
             told = (
                 f"`{found.name}` is carried from iteration to iteration by the loop, and decides in line "
                 f"{found.reached} what is trained: it starts over when a run is resumed, or a worker joins"

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from unisono.determinism.code_names import WHO, rates_of_workers
+from unisono.determinism.source.code_names import WHO, rates_of_workers
 from unisono.doctor.rules_placement import Mistake, Rule
 from unisono.doctor.rules_runs import losses
 from unisono.doctor.source import Source

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from unisono.determinism.loop_variables import LoopVariable
+from unisono.determinism.source.loop_variables import LoopVariable
 from unisono.train.guards.loop_carried import _words
 
 TOLD = (
@@ -141,3 +141,33 @@ def test_a_learning_rate_of_the_number_of_workers_is_told(toy):
         for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
             run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
     assert len(told) == 1 and told[0].filename == __file__
+
+
+def test_a_variable_is_told_once(toy, tmp_path):
+    """Before the first step, and not again in the second, where the entry is seen to change."""
+    with pytest.warns(UserWarning, match=r"^`state` \(line") as told, toy.run(out=tmp_path) as (run, model, _):
+        state = {"k": 1.0}
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y) * state["k"])
+            state["k"] = state["k"] * 0.9
+    assert len(told) == 1
+
+
+def weigh(toy, out, *, is_weighing):
+    with toy.run(out=out) as (run, model, _):
+        k = 1.0
+
+        def loss(micro):
+            found = F.cross_entropy(model(micro.x), micro.y)
+            return found * k if is_weighing else found
+
+        for batch in run.steps(run.loader(toy.data, batch_size=12), epochs=1):
+            run.step(batch, loss)
+            k *= 0.9
+
+
+def test_a_branch_that_is_not_taken_uses_nothing(toy, tmp_path):
+    """One that is taken does."""
+    weigh(toy, tmp_path / "plain", is_weighing=False)
+    with pytest.warns(UserWarning, match=r"^`k` \(line"):
+        weigh(toy, tmp_path / "weighed", is_weighing=True)

@@ -263,6 +263,18 @@ class Layer(nn.Module):
         self.ema, self.table = 0.0, {"ema": 0.0}
 
 
+class Growing(nn.Module):
+    """A layer that remembers the longest batch, which evaluations see too: a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.longest = 0
+
+    def forward(self, x):
+        self.longest = max(self.longest, len(x))
+        return x[: self.longest]
+
+
 def setattr_ema(tracker, value):
     tracker.ema = value
 
@@ -329,7 +341,6 @@ def test_a_number_that_the_loop_changes(toy, name, read, loop):
         (lambda tracker: tracker.ema, {"before": Plan.at, "tracker": Plan()}),
         (lambda tracker: tracker.seen, {"after": Tracker.update}),
         (lambda tracker: log(tracker), {"after": lambda tracker, _: vars(tracker).update(seen=0)}),
-        (lambda tracker: tracker.ema, {"after": setattr_ema, "tracker": Layer()}),
         (
             lambda tracker: tracker.table["ema"],
             {"after": lambda layer, _: layer.table.update(ema=1), "tracker": Layer()},
@@ -341,12 +352,44 @@ def test_a_number_that_the_loop_changes(toy, name, read, loop):
         "of the step",
         "not read",
         "the loss's own",
-        "a module's",
         "held by a module",
     ],
 )
 def test_numbers_that_are_not_told(toy, read, loop):
     assert weigh(toy, read, **loop)[0] == []
+
+
+BUFFER = "register_buffer('beta', torch.tensor(1.0)); or compute it from batch.step"
+
+
+@pytest.mark.parametrize(
+    ("name", "tracker", "read", "after"),
+    [
+        ("tracker.ema", Layer(), lambda tracker: tracker.ema, setattr_ema),
+        (
+            "tracker.p",
+            nn.Dropout(0.5),
+            lambda tracker: tracker(torch.zeros(1)).item(),
+            lambda it, _: vars(it).update(p=0),
+        ),
+    ],
+)
+def test_a_modules_number_that_the_loop_changes(toy, name, tracker, read, after):
+    """Also of one of torch's, whose code is not looked at."""
+    told, _ = weigh(toy, read, after=after, tracker=tracker)
+    assert len(told) == 1
+    assert told[0].startswith(f"step 2: {name!r}, which the loss function can reach, is changed by the loop, and no")
+    assert BUFFER in told[0]
+
+
+def test_what_an_evaluation_lets_a_module_remember_is_left_alone(toy):
+    told, _ = weigh(
+        toy,
+        lambda layer: layer(torch.zeros(2)).sum().item(),
+        after=lambda layer, _: layer(torch.zeros(9)),
+        tracker=Growing(),
+    )
+    assert told == []
 
 
 def test_a_number_keeps_a_worker_from_joining(toy, tmp_path):

@@ -17,7 +17,7 @@ from torch import Tensor
 from unisono.collectives.places import current_world
 from unisono.errors import ConfigError, StepError
 from unisono.system.messages import warn
-from unisono.train.guards.loop_carried import describe_loop_carried, describe_rates
+from unisono.train.guards.loop_carried import describe_loop_carried, describe_rates, loop_carried
 from unisono.train.trained_parts import Parts
 
 T = TypeVar("T")
@@ -95,9 +95,9 @@ class DoneLoops:
         self._kept = copy.deepcopy(self._state()) if last < done else None
 
     def _describe_carried(self, done: int) -> str:
-        return describe_loop_carried(
-            inspect.currentframe(), self._parts.registered.values(), is_resumed=done > 0,
-        )  # fmt: skip
+        found = loop_carried(inspect.currentframe(), self._parts.registered.values())
+        self._parts.unkept.told.update(*({each.name, *each.made} for each in found))
+        return describe_loop_carried(found, is_resumed=done > 0)
 
     def _tell_replaced(self, done: int) -> None:
         replaced = self._parts.replaced

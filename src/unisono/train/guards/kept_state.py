@@ -36,7 +36,8 @@ _CONTAINERS = (list, tuple, deque, set, dict, OrderedDict, defaultdict)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+OF_TORCH = frozenset(vars(nn.Module()))
+_OF_TORCH = OF_TORCH - {"training"}
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _KEYED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that a run puts into a state before each replica."""
@@ -53,6 +54,7 @@ class KeptState:
     Attributes:
         tensors: By place.
         generators: Their places.
+        modules: By place.
         holders: Objects of the program's own classes, dictionaries and lists, by place; but for what modules hold.
         codes: Of the functions, each with whether it was found in a class.
     """
@@ -64,6 +66,7 @@ class KeptState:
         self.tensors: dict[str, Tensor] = {}
         self.generators: list[str] = []
         self.holders: dict[str, Any] = {}
+        self.modules: dict[str, nn.Module] = {}
         self.codes: list[tuple[CodeType, bool]] = []
         self._modules = 0  # around what is looked at
         self._containers: list[tuple[Any, Any]] = []
@@ -208,6 +211,7 @@ class KeptState:
 
     def _of_module(self, name: str, module: nn.Module) -> Iterator[tuple[str, Any, Put | None]]:
         dot = f"{name}." if name else ""
+        self.modules[name] = module
         yield from _of_attributes(name, module, _OF_TORCH)
         tensors: dict[str, Tensor | None] = {**module._parameters}
         if id(module) not in self._own:

@@ -9,30 +9,47 @@ from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from unisono.determinism.code_names import rates_of_workers
-from unisono.determinism.loop_variables import LoopVariable, loop_variables
+from torch import nn
+
+from unisono.determinism.source.code_names import rates_of_workers
+from unisono.determinism.source.loop_variables import LoopVariable, loop_variables
+from unisono.determinism.source.taken import Taken
 from unisono.system.messages import is_ours
 from unisono.train.kept_dict import KeptDict
 
 _MOST_FRAMES = 4  # between the loop and us there may be another library's, as of a progress bar
 
 
-def describe_loop_carried(frame: FrameType | None, registered: Collection[Any], *, is_resumed: bool) -> str:
-    """Return which variables start over in the loop which `frame`, or one around it, is in; empty where none does.
+def loop_carried(frame: FrameType | None, registered: Collection[Any]) -> list[LoopVariable]:
+    """Return which variables start over in the loop which `frame`, or one around it, is in.
 
-    Those of objects that are `registered` do not, whatever the source calls them.
+    Those of objects that are `registered` do not, whatever the source calls them, nor does what a prepared model saves.
+    What stands under a condition that is known not to hold counts for nothing.
     """
     held = {id(each.kept if isinstance(each, KeptDict) else each) for each in registered}
     for outer in _outside(frame):
         lines = linecache.getlines(outer.f_code.co_filename, outer.f_globals)
         try:
-            found = [each for each in loop_variables(ast.parse("".join(lines))) if outer.f_lineno in each.loop]
+            tree = Taken(outer).visit(ast.parse("".join(lines)))
+            found = [each for each in loop_variables(tree) if outer.f_lineno in each.loop]
         except (SyntaxError, ValueError, RecursionError):  # no source, or none that can be read alone
             continue
         found = [each for each in found if id(_root(outer, each.name)) not in held]
+        found = [each for each in found if not each.is_prepared or _is_setting(outer, tree, each.name)]
         if found:
-            return _words(found, "with this launch" if is_resumed else "in a resumed run")
-    return ""
+            return found
+    return []
+
+
+def _is_setting(frame: FrameType, tree: ast.AST, name: str) -> bool:
+    """Whether a name is a number of a module, which its class reads elsewhere in the file: no part of its state."""
+    first, *others = name.split(".")
+    owner, value = None, _root(frame, first)
+    for each in others:
+        owner, value = value, getattr(value, "__dict__", {}).get(each)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    read = {each.attr for kind in classes for each in ast.walk(kind) if isinstance(each, ast.Attribute)}
+    return isinstance(owner, nn.Module) and type(value) in (int, float) and others[-1] in read
 
 
 def describe_rates(frame: FrameType | None) -> str:
@@ -75,6 +92,11 @@ def _outside(frame: FrameType | None) -> Iterator[FrameType]:
             count += 1
             yield frame
         frame = frame.f_back
+
+
+def describe_loop_carried(found: Sequence[LoopVariable], *, is_resumed: bool) -> str:
+    """Return in words that variables start over."""
+    return _words(found, "with this launch" if is_resumed else "in a resumed run") if found else ""
 
 
 def _words(found: Sequence[LoopVariable], when: str) -> str:

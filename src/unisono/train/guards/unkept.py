@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from unisono.determinism.code_names import accessed, made_of_itself
+from unisono.determinism.source.code_names import accessed, made_of_itself
 from unisono.system.messages import warn
-from unisono.train.guards.kept_state import KeptState
+from unisono.train.guards.kept_state import OF_TORCH, KeptState
 from unisono.train.kept_dict import KeptDict
 
 _SAMPLE, _MOST_ENTRIES, _LONGEST = 256, 64, 4096
@@ -39,6 +39,7 @@ class Unkept:
     Attributes:
         names: Of the tensors that were found; none as long as none was.
         numbers: Of numbers, texts and lists of them, likewise.
+        told: What has been told of, as the source calls it: nothing more is said of that.
         matters: Whether the run can be resumed or joined: else nothing is told.
     """
 
@@ -53,13 +54,15 @@ class Unkept:
         self._idle: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._is_idle_told = False
         self.matters = True
+        self.told = set[str]()
+        self._hint = _NUMBERS
         self.names: list[str] = []
         self.numbers: list[str] = []
 
     def note(self, state: KeptState, changing: list[str]) -> None:
         """Note tensors and numbers as a loss leaves them, but for those that it is itself `changing`."""
         if not self.numbers:
-            for name, holder in state.holders.items():
+            for name, holder in (*state.holders.items(), *state.modules.items()):
                 self._holders[name] = (holder, _entries(name, holder))
             self._changing |= {*changing}
             self._codes += state.codes
@@ -80,8 +83,8 @@ class Unkept:
             return
         kept = {id(each) for each in self._kept()}
         self.names = [name for name in changed if id(state.tensors[name]) not in kept]
-        if self.names and speaks and self.matters:
-            warn(f"step {step}: {_describe(self.names)} {_TENSORS}")
+        if speaks and self.matters and (new := [name for name in self.names if not self._is_told(name)]):
+            warn(f"step {step}: {_describe(new)} {_TENSORS}")
 
     def note_leaves(self, leaves: Iterable[Tensor]) -> None:
         """Note to which tensors outside of the prepared model a loss sends gradients."""
@@ -117,12 +120,15 @@ class Unkept:
             return
         read, written = accessed(codes)
         held = {id(holder) for each in self._states() for holder in each.holders.values()}
-        self.numbers = [
-            name for name, holder in changed
-            if id(holder) not in held and _last(name) in read - written and not self._is_of_the_loss(name)
+        found = [
+            (name, holder) for name, holder in changed
+            if id(holder) not in held and not self._is_of_the_loss(name)
+            and (_last(name) in read - written or type(holder).__module__.startswith("torch.nn."))
         ]  # fmt: skip
-        if self.numbers and speaks and self.matters:
-            warn(f"step {step}: {_describe(self.numbers)} {_NUMBERS}")
+        self.numbers = [name for name, _ in found]
+        self._hint = _SETTINGS if found and isinstance(found[0][1], nn.Module) else _NUMBERS
+        if speaks and self.matters and (new := [name for name in self.numbers if not self._is_told(name)]):
+            warn(f"step {step}: {_describe(new)} {self._hint}")
 
     def forget(self) -> None:
         """Forget numbers: what a program does between two loops over steps, it does again in a resumed run."""
@@ -132,7 +138,7 @@ class Unkept:
         """Return what was found, as a sentence with a hint; empty where nothing was."""
         if not self.names + self.numbers:
             return ""
-        return f"{_describe(self.names + self.numbers)} {_TENSORS if self.names else _NUMBERS}"
+        return f"{_describe(self.names + self.numbers)} {_TENSORS if self.names else self._hint}"
 
     def _tell_idle(self, step: int, *, speaks: bool) -> None:
         trained = {id(each) for model in _prepared for each in model.parameters()}
@@ -154,6 +160,9 @@ class Unkept:
                 "of its optimizer, before run.prepare(): nn.ModuleDict({'body': body, 'head': head}); "
                 "requires_grad_(False) if they are not to learn."
             )
+
+    def _is_told(self, name: str) -> bool:
+        return any(name == each or name.startswith((f"{each}.", f"{each}[")) for each in self.told)
 
     def _is_of_the_loss(self, name: str) -> bool:
         return any(each == name or each.startswith(f"{name}[") for each in self._changing)
@@ -196,6 +205,8 @@ def _entries(place: str, holder: Any) -> _Entries:
         return {place: repr(holder)} if is_small else {}
     is_dict = isinstance(holder, dict)
     found = holder if is_dict else getattr(holder, "__dict__", {})
+    if isinstance(holder, nn.Module):
+        found = {key: value for key, value in found.items() if key not in OF_TORCH}
     if len(found) > _MOST_ENTRIES:
         return {}
     dot = f"{place}." if place else ""
@@ -244,4 +255,8 @@ _TENSORS = (
 _NUMBERS = (
     "run.register('tracker', tracker), before the loop, saves and restores a dictionary, or an object with "
     "state_dict() and load_state_dict(); or compute it from batch.step, before run.step()."
+)
+_SETTINGS = (
+    "a number of a module is part of a checkpoint as a buffer, register_buffer('beta', torch.tensor(1.0)); or compute "
+    "it from batch.step, before run.step()."
 )

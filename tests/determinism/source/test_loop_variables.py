@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from unisono.determinism.loop_variables import loop_variables
+from unisono.determinism.source.loop_variables import loop_variables
 
 LOOP = "for batch in run.steps(loader):\n"
 STEP = "    run.step(batch, f)\n"
@@ -42,6 +42,9 @@ REACHING = {
     "c, a closure": "def make():\n    n = 0\n    def get():\n        nonlocal n\n        n += 1\n        return n\n"
     f"    return get\nc = make()\n{LOOP}    w = c()\n    run.step(batch, lambda m: w * f(m))\n",
     "data.level": f"loader = run.loader(data, batch_size=4)\n{LOOP}{STEP}    data.level += 0.1\n",
+    "COUNT, in an attribute": f"run.prepare(net, opt)\n{LOOP}    net.beta = 1 / next(COUNT)\n{STEP}",
+    "COUNT, in a function": "run.prepare(net, opt)\ndef anneal(m):\n    m.beta = 1 / next(COUNT)\n"
+    f"{LOOP}    anneal(net)  # COUNT\n{STEP}",
     "i": "for i, batch in enumerate(run.steps(loader)):\n    run.step(batch, lambda m: f(m) / (i + 1))\n",
 }
 HARMLESS = {
@@ -77,6 +80,10 @@ HARMLESS = {
     f"{LOOP}{STEP}    show()\n",
     "a global that is set": "G = 1.0\ndef update(step):\n    global G\n    G = 0.8 ** step\n"
     f"{LOOP}    update(batch.step)\n    run.step(batch, lambda m: G * f(m))\n",
+    "a counter of what is shown": "run.prepare(net, opt)\ndef show(m):\n    print(m, next(COUNT))\n"
+    f"{LOOP}    show(net)\n{STEP}",
+    "a function that takes anew": "run.prepare(net, opt)\ndef anneal(m):\n    it = iter(table)\n    m.beta = next(it)\n"
+    f"{LOOP}    anneal(net)\n{STEP}",
     "of a bar": f"from tqdm import tqdm\nfor batch in tqdm(run.steps(loader)):\n{STEP}",
     "a name in zip that is shown": f"for batch, name in zip(run.steps(loader), names):\n{STEP}    print(name)\n",
     "another loop": f"k = 0\nfor x in data:\n    k += 1\n    train(k)\n{LOOP}{STEP}",
@@ -84,7 +91,8 @@ HARMLESS = {
 
 
 def found(text):
-    return [(each.name, text.splitlines()[each.line - 1], each.reached) for each in loop_variables(ast.parse(text))]
+    variables = (each for each in loop_variables(ast.parse(text)) if not each.is_prepared)
+    return [(each.name, text.splitlines()[each.line - 1], each.reached) for each in variables]
 
 
 @pytest.mark.parametrize("name", REACHING)
@@ -101,3 +109,19 @@ def test_what_reaches_the_training_is_found(name):
 def test_what_does_not_is_left_alone(name):
     """The control against warnings of no use."""
     assert found(HARMLESS[name]) == []
+
+
+def test_attributes_of_what_is_prepared():
+    """Whether they are part of its state no source tells; by a loop of their own, and by a function."""
+    text = (
+        f"run.prepare(net, opt)\ndef anneal(m):\n    m.beta *= 0.9\n{LOOP}{STEP}    net.alpha += 1\n    anneal(net)\n"
+    )
+    variables = [each for each in loop_variables(ast.parse(text)) if each.is_prepared]
+    assert [(each.name, each.line) for each in variables] == [("net.alpha", 6), ("net.beta", 7)]
+
+
+def test_what_is_made_of_a_variable():
+    """By which names it may be found once more."""
+    text = REACHING["COUNT, in a function"]
+    [variable] = loop_variables(ast.parse(text))
+    assert {"COUNT", "anneal", "net.beta"} <= variable.made

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from unisono.determinism.code_names import accessed, made_of_itself, rates_of_workers
+from unisono.determinism.source.code_names import accessed, made_of_itself, rates_of_workers
 
 
 class Tracker:
