@@ -38,7 +38,8 @@ def test_a_step_waits_once(number):
     found = (counted_large() if number in device_waits.LARGE else played("counted"))[str(number)]
     for (waits, bits), (none, expected) in zip(*found, strict=True):
         searched = 4 if settings == "embed, poisoned" else 0  # in a step that is lost, replica by replica
-        assert waits == [1 + searched] * 4
+        assert waits[1:] == [1 + searched] * 3
+        assert 1 <= waits[0] - searched <= 4  # in the first one of a launch losses are looked at once more
         assert none == [0] * 4
         assert bits == expected or settings == "fp16", "the device casts nothing"
         assert bits[1] == (4 if settings.endswith("poisoned") else 0), "steps that were skipped"
@@ -87,4 +88,4 @@ def test_a_batch_lies_on_the_device_as_it_was():
 
 def test_a_read_more_is_counted():
     """The control: a loss function that reads its loss waits once more for each replica."""
-    assert played("control") == [[2] * 4, [3] * 4]
+    assert [waits[1:] for waits in played("control")] == [[2] * 3, [3] * 3]

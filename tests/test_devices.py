@@ -64,27 +64,31 @@ ONCE = [case for case in CASES if not case.startswith(MORE) and not case.endswit
 
 @pytest.mark.parametrize("case", [*ONCE, "ps, two servers"])
 def test_a_step_waits_once(case):
-    """Losses, finiteness and checksums come in one read; buffers, gradients and parameters meet on the devices."""
-    steps = 6 * CASES[case][0]
-    assert played("strategies")[case]["waits"] == [[1, steps]]
+    """Losses, finiteness and checksums come in one read; buffers, gradients and parameters meet on the devices.
+
+    With replicas, losses of the first step are computed and read once more: this rank's first, and replica 0's.
+    """
+    ranks = CASES[case][0]
+    first = [[3 if ranks == 1 else 4, ranks]] if case.startswith("exact") else []
+    assert played("strategies")[case]["waits"] == [[1, 6 * ranks - sum(count for _, count in first)], *first]
 
 
 def test_what_waits_more_is_known():
     """Two devices are read one by one; a server's norm is read first; torch's DDP waits in its first forward pass.
 
-    Islands read once more where they meet, and stages once for what they hand on.
+    Islands read once more where they meet, and stages once for what they hand on; first steps as above.
     """
     found = {case: told["waits"] for case, told in played("strategies").items()}
     assert found["model_parallel"] == [[2, 6]], "the control: one wait more is counted"
     assert found["ps"] == [[1, 12], [3, 6]], "the server reads the norm, and sends its limit"
     assert found["ddp"][0] == [1, 5]
-    assert found["islands"] == [[1, 6], [2, 6]], "every second step they meet, and merge buffers"
+    assert found["islands"] == [[1, 4], [2, 6], [3, 2]], "every second step they meet, and merge buffers"
     # Each of 4 replicas goes through the host, once to the other stage or once back; with 4 stages, 3 times.
     assert found["pipeline, gpipe"] == [[1 + 4, 12]]
     assert found["pipeline"] == [[1 + 4 + 1, 12]], "norms travel through the host, too"
     assert found["pipeline, interleaved"] == [[1 + 4 * 3, 12]]
     # Each replica says what it weighs; losses are read before the sum is scaled.
-    assert found["exact, weighed"] == [[2 + 1 + 2, 12]], "and the sum is looked at by itself"
+    assert found["exact, weighed"] == [[2 + 1 + 2, 10], [8, 2]], "and the sum is looked at by itself"
     assert found["allreduce, weighed"] == [[1 + 1 + 1, 12]], "which has a replica for each rank"
 
 
