@@ -13,7 +13,7 @@ from typing import Any, final
 
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger
-from unisono.observe.damage import describe_damage, describe_metric_damage, is_record, is_step
+from unisono.observe.damage import describe_damage, describe_metric_damage, is_record, read_steps
 from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, read_phases
@@ -247,7 +247,7 @@ def read_run(path: Path) -> RunView:
         phases = read_phases(path)
         view = RunView(
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
-            result=files["result"], ledger=[*itertools.takewhile(is_step, read_lines(path / "ledger.jsonl"))],
+            result=files["result"], ledger=read_steps(path / "ledger.jsonl"),
             logged=[*itertools.takewhile(is_record, read_lines(path / METRICS))], phases=phases,
             launches=list(_launches(phases)), changed=changed_ledger(path, files["result"]), damage=damage_of(path),
         )  # fmt: skip
