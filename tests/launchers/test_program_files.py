@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
     files = {
         "train.py": b"print(1)", "job.sh": b"#!/bin/bash\necho", "own": b"#!/usr/bin/env python3\nprint()",
         "nb.ipynb": b"{}", "x.json": b"{}", "x.toml": b"", "pic.png": b"\x89PNG\0", "plain": b"print()",
-        "empty.py": b"", "package/__main__.py": b"", "package/sub/__init__.py": b"",
+        "empty.py": b"", "package/__main__.py": b"", "package/sub/__init__.py": b"", "package/sub/train.py": b"",
     }  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -35,6 +35,8 @@ def folder(tmp_path, monkeypatch):
         ("-", "got the standard input, which only one worker could read, once. Hint: save the program in a file"),
         ("/dev/null", "got a pipe or device, which only one worker could read"),
         ("train", "Hint: train.py is there."),
+        ("package/sub/trian.py", "Hint: did you mean 'package/sub/train.py'?"),
+        ("package/sub/other_name.py", "Hint: give the path of the script"),
         ("python", "Hint: leave 'python' out: unisono run SCRIPT"),
         ("python3.11", "Hint: leave 'python3.11' out"),
         ("sh", "Hint: sh is a program: --no-python sh starts it as it is."),

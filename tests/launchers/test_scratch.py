@@ -243,7 +243,7 @@ def test_no_place_for_temporary_files(tmp_path, words):
         capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, preexec_fn=take_no_byte,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "expected a directory for temporary files that can be written, got: " in done.stderr
+    assert "temporary files that can be written, got: no file may grow. Hint: ulimit -f unlimited; this" in done.stderr
     assert "Hint: " in done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -572,7 +572,7 @@ def drifted(transport: Transport) -> dict[str, Any]:
                 flipped = bench.model[2].bias.view(torch.int32)
                 flipped[1] ^= 1
         said = message(lambda bench=bench: bench.gradients(23))
-        claims[f"rank_{culprit}"] = said.startswith("RankDivergence: step 2: rank") and f"rank {culprit} is at" in said
+        claims[f"rank_{culprit}"] = said.startswith(f"RankDivergence: step 2: rank {culprit} holds other weights")
         claims[f"parameter_{culprit}"] = "first in '2.bias' (1 of 4 tensors)" in said
     other_step = Bench(transport, mlp())
     other_step.step = 10 if transport.rank == 1 else 0

@@ -21,6 +21,7 @@ from unisono.nodes.plan import NodesOptions
 from unisono.observe.run_json import read_object
 from unisono.observe.speed import speed_in
 from unisono.options.fields import taken
+from unisono.system.disk import hint_of
 from unisono.system.files import to_json
 from unisono.system.words import counted, spell_seconds
 
@@ -112,7 +113,7 @@ def _train(recipe: str, as_json: bool, output: str, given: dict[str, Any]) -> No
                 home.replace(RUN_FILE, describe_run_file(job.options).encode("utf-8", "surrogateescape"))
         except OSError as error:
             raise ConfigError(
-                f"expected a directory that can be written, got {out} from --out: {error.strerror}."
+                f"expected a directory that can be written, got {out} from --out: {error.strerror}.{hint_of(error)}"
             ) from error
         if output != "quiet":
             complain(_first_lines(replace(job, options=replace(job.options, out=kept)), kept))

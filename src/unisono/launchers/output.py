@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
+from unisono.launchers.supervision.stacks import DumpFilter
 from unisono.system.messages import CONTROL
 
 _READ_BYTES = 65536
@@ -32,11 +33,12 @@ class LineCleaner:
     """Cuts one stream into clean lines.
 
     A carriage return starts the line anew, as on a terminal: only the last state of a progress bar remains,
-    and it takes no memory. A line longer than 64 KiB comes in pieces.
+    and it takes no memory. A line longer than 64 KiB comes in pieces. See `DumpFilter` for what is left out.
     """
 
     prefix: bytes
     _pending: bytes = b""
+    _dump: DumpFilter = field(default_factory=DumpFilter)
 
     def feed(self, data: bytes) -> bytes:
         """Return the finished lines that `data` completes, each with prefix and newline."""
@@ -53,11 +55,15 @@ class LineCleaner:
     def flush(self) -> bytes:
         """Return the unfinished last line, if any, as a line."""
         pending, self._pending = self._pending, b""
-        return self._finish(pending) if pending else b""
+        finished = self._finish(pending) if pending else b""
+        return finished + self._joined(self._dump.flush())
 
     def _finish(self, line: bytes) -> bytes:
         visible = line.rstrip(b"\r").rpartition(b"\r")[2]
-        return self.prefix + CONTROL.sub(b"", visible) + b"\n"
+        return self._joined(self._dump.feed(CONTROL.sub(b"", visible)))
+
+    def _joined(self, lines: list[bytes]) -> bytes:
+        return b"".join(self.prefix + line + b"\n" for line in lines)
 
 
 @final

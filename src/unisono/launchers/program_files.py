@@ -184,11 +184,12 @@ def _meant(typed: str) -> str:
         return f"{typed} is a program: --no-python {typed} starts it as it is."
     if os.path.isfile(f"{typed}.py"):
         return f"{typed}.py is there."
-    from unisono.system.hints import nearest  # loads what a right path does not need
+    from unisono.system.hints import near_names  # loads what a right path does not need
 
     place = Path(typed).parent
-    there = [str(path) for path in place.glob("*.py")] if place.is_dir() else []
-    return nearest(str(Path(typed)), there).removeprefix(" Hint: ") or _GIVE_PATH
+    there = [path.stem for path in place.glob("*.py")] if place.is_dir() else []
+    near = [repr(str(place / f"{name}.py")) for name in near_names(Path(typed).stem, there)]
+    return f"did you mean {' or '.join(near)}?" if near else _GIVE_PATH
 
 
 def _kind_of(path: Path) -> tuple[str, str]:

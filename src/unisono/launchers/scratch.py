@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
@@ -22,6 +23,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.system.descriptors import try_lock
 from unisono.system.directory import Directory
+from unisono.system.disk import hint_of
 from unisono.system.processes import boot_id
 
 _LONGEST_SOCKET_PATH = 107  # unix(7): 108 bytes with the closing zero
@@ -39,9 +41,11 @@ def scratch_directory(purpose: str = "") -> Iterator[str]:
             with interrupts_held_back():  # between the directory's making and here nobody would remove it
                 path, descriptor = _make(home, f"unisono-{purpose}-" if purpose else "unisono-")
         except OSError as error:
+            no_growth = OSError(errno.EFBIG, "no file may grow")  # Python says that no directory can be used
+            why = error if resource.getrlimit(resource.RLIMIT_FSIZE)[0] else no_growth
             raise ConfigError(
-                f"expected a directory for temporary files that can be written, got: {error.strerror or error}. "
-                "Hint: free some space there, or TMPDIR=DIR for another."
+                f"expected a directory for temporary files that can be written, got: {why.strerror or why}."
+                f"{hint_of(why, 'free some space there, or TMPDIR=DIR for another')}"
             ) from error
         yield path
     finally:

@@ -35,6 +35,7 @@ from unisono.launchers.supervision.stacks import STACK_SIGNAL, Frame, main_threa
 from unisono.launchers.worker.child import FUNCTION_FILE
 from unisono.launchers.worker.environment import worker_environment
 from unisono.launchers.worker.error_file import with_recorded
+from unisono.system.disk import hint_of
 from unisono.system.heartbeat import STOPPED, HeartbeatPage, Reading
 from unisono.system.processes import look_at
 
@@ -132,9 +133,10 @@ class WorkerGroup:
                 for rank in self.spec.ranks:
                     self._start_worker(rank)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
-            text = f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}. "
-            hint = "Hint: fewer workers, or higher limits for processes, memory and open files (ulimit -a)."
-            raise LaunchError(text + hint) from error
+            text = f"expected to start {self.spec.workers} workers, got {len(self._workers)}: {error}."
+            hint = "fewer workers, or higher limits for processes, memory and open files (ulimit -a)"
+            known = hint_of(error, hint) if isinstance(error, OSError) else f" Hint: {hint}."
+            raise LaunchError(text + known) from error
         self._pump.start()
         return None
 

@@ -1,12 +1,13 @@
 """What is wrong with a ledger, or metrics, that nobody writes now: damaged, lost, cut off or changed lines (files)."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unisono.observe import chain
-from unisono.observe.ledger import MEND, SET_ASIDE, read_content
+from unisono.observe.ledger import MEND, SET_ASIDE, read_content, read_lines
 
 
 def is_step(entry: dict[str, Any] | None) -> bool:
@@ -17,6 +18,11 @@ def is_step(entry: dict[str, Any] | None) -> bool:
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return False
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a ledger up to the first line that is damaged; empty where there is no ledger."""
+    return [*itertools.takewhile(is_step, read_lines(path))]
 
 
 def is_record(entry: dict[str, Any] | None) -> bool:
@@ -75,6 +81,14 @@ def describe_damage(path: Path, saved: int) -> str | None:
     copies = sorted((int(match[1]), file) for match, file in found if match and int(match[1]) >= step)
     why = f", which was damaged before the resume after step {copies[0][0]}: see {copies[0][1]}" if copies else ""
     return f"{path} has no line of step {step}{why}. {MEND}."
+
+
+def described_line(path: Path) -> str:
+    """Return a sentence that says which line of a ledger is damaged; empty where none is."""
+    number = damaged_from(path)
+    return (
+        "" if number is None else f" Its line {number} is damaged: steps are known up to there. Hint: put back a copy."
+    )
 
 
 def describe_metric_damage(path: Path) -> str | None:

@@ -15,7 +15,7 @@ from unisono.errors import ConfigError
 from unisono.launchers.worker.kept_failure import NAME as FAILURE
 from unisono.launchers.worker.kept_failure import kept_failure
 from unisono.observe.compare import changed_ledger
-from unisono.observe.damage import describe_damage, describe_metric_damage, is_record, is_step
+from unisono.observe.damage import describe_damage, describe_metric_damage, is_record, read_steps
 from unisono.observe.ledger import read_lines
 from unisono.observe.metric_lines import NAME as METRICS
 from unisono.observe.phases import StepPhases, has_begun, read_with_damage
@@ -266,7 +266,7 @@ def read_run(path: Path) -> RunView:
         damage = " ".join(filter(None, [damage_of(path), bad])) or None
         view = RunView(
             path=path, name=path.resolve().name, score=files["score"], environment=files["environment"],
-            result=files["result"], ledger=[*itertools.takewhile(is_step, read_lines(path / "ledger.jsonl"))],
+            result=files["result"], ledger=read_steps(path / "ledger.jsonl"),
             logged=[*itertools.takewhile(is_record, read_lines(path / METRICS))], phases=phases,
             launches=list(_launches(phases)), changed=changed_ledger(path, files["result"]), damage=damage,
         )  # fmt: skip

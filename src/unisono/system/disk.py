@@ -33,6 +33,12 @@ def mend(error: BaseException | None = None) -> str:
     return f"ulimit -f unlimited; this process may write no file of more than {_size(limit)}"
 
 
+def hint_of(error: OSError, other: str = "") -> str:
+    """Return the hint for a file that could not be written: about the limit on file sizes, where that is why."""
+    hint = mend(error) if error.errno == errno.EFBIG else other
+    return hint and f" Hint: {hint}."
+
+
 def way_on(checkpoints: Path, error: BaseException | None = None) -> str:
     """Return what a run that could not write, because of `error`, goes on from, and the hint."""
     if any(checkpoints.glob("step-*")):

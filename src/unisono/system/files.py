@@ -10,6 +10,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.system.descriptors import File
 from unisono.system.directory import Directory
+from unisono.system.disk import hint_of
 
 
 def read_file(path: Path) -> bytes | None:
@@ -50,7 +51,8 @@ def write_whole(path: Path, data: bytes) -> None:
         replace_file(path, data, mode=0o666)  # as open files are made: less what the user's mask takes away
     except OSError as error:
         raise ConfigError(
-            f"expected a file that can be written, got {path}: {error.strerror}. Hint: its directory must exist."
+            f"expected a file that can be written, got {path}: {error.strerror}."
+            f"{hint_of(error, 'its directory must exist')}"
         ) from error
 
 

@@ -15,7 +15,9 @@ from experiments.past import forger
 from ranks import once
 from unisono.cli.main import unisono as command
 from unisono.errors import ConfigError
+from unisono.experiments.past.examine import debug, epoch_of, examine
 from unisono.experiments.past.fork import branch, fork
+from unisono.experiments.past.replay import replay
 from unisono.observe.ledger import read_lines
 from unisono.report.comparison.run_diff import compare_runs
 
@@ -116,6 +118,27 @@ def test_rubbish_is_refused(parent, tmp_path, given, said):
     with pytest.raises(ConfigError, match=said):
         fork(str(parent), str(out), **given)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("field", ["loss", "epoch", "num_samples"])
+def test_a_line_of_the_ledger_without_a_field(parent, tmp_path, field):
+    """What reads past steps says which line is damaged, and that steps are known up to there."""
+    shutil.copytree(parent, run := tmp_path / "run")
+    ledger = run / "ledger.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    del lines[4][field]
+    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    said = r"got 9\. Its line 5 is damaged: steps are known up to there\. Hint: put back a copy\."
+    for read in (
+        lambda: fork(str(run), str(tmp_path / "fork"), step=9),
+        lambda: replay(str(run), step=9),
+        lambda: examine(str(run), step=9),
+        lambda: debug(str(run), step=9),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read()
+    with pytest.raises(ConfigError, match="expected --epoch as one of those"):
+        epoch_of(str(run), 9, None)
 
 
 @pytest.fixture(scope="module")

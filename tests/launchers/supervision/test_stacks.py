@@ -6,6 +6,7 @@ import threading
 
 from unisono.launchers.supervision.stacks import (
     _PACKAGE,
+    DumpFilter,
     Frame,
     call_of,
     describe_hang,
@@ -121,3 +122,46 @@ def test_where_ranks_are_that_do_not_step():
     assert "rank 1: has left its loop after step 10, at /home/me/train.py:12" in report
     assert "rank 2: has closed its run after step 9" in report
     assert "rank 3: has ended after step 8" in report
+
+
+DUMP = f"""before
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f540b8f06c0 (most recent call first):
+  File "{sysconfig.get_path("stdlib")}/threading.py", line 331 in wait
+  File "{_PACKAGE}/system/heartbeat.py", line 194 in _run
+
+Thread 0x00007f540b8f06c1 (most recent call first):
+  File "/home/me/loader.py", line 3 in fetch
+
+Current thread 0x00007f542b846b80 (most recent call first):
+  File "{sysconfig.get_path("stdlib")}/ctypes/__init__.py", line 519 in string_at
+  File "/home/me/train.py", line 10 in loss
+  File "{_PACKAGE}/train/run.py", line 329 in step
+  File "/home/me/train.py", line 13 in <module>
+  File "{_PACKAGE}/launchers/worker/child.py", line 202 in _execute
+  File "<frozen runpy>", line 88 in _run_code
+
+Extension modules: torch._C (total: 1)
+  File "{_PACKAGE}/a line of the program's own"
+"""
+
+
+def shown(text):
+    dump = DumpFilter()
+    lines = [line for each in text.encode().splitlines() for line in dump.feed(each)]
+    return b"\n".join([*lines, *dump.flush()]).decode().splitlines()
+
+
+def test_the_dump_of_a_fault_shows_the_program():
+    """Our frames below the program's, and our own threads, are left out; all other lines stay as they are."""
+    lines = DUMP.splitlines()
+    assert shown(DUMP) == [*lines[:3], *lines[7:13], lines[14], *lines[17:]]
+    assert shown("\n".join(lines[:13])) == [*lines[:3], *lines[7:13]]  # it breaks off within a thread
+
+
+def test_a_fault_in_our_own_code_keeps_its_frames():
+    """Those that the program has called."""
+    ours = DUMP.replace('/home/me/train.py", line 10 in loss', f'{_PACKAGE}/collectives/shm/board.py", line 9 in take')
+    assert [line for line in shown(ours) if f"{_PACKAGE}/" in line and "line 9 in take" in line]
+    assert not [line for line in shown(ours) if "_execute" in line]

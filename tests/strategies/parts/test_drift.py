@@ -57,7 +57,7 @@ def test_one_flipped_bit(culprit, bit):
 
     texts = watch(3, harm)
     assert len(set(texts)) == 1
-    assert f"step 2: rank {culprit} is at step 2" in texts[0]
+    assert f"step 2: rank {culprit} holds other weights than the others, first in" in texts[0]
     assert "first in '2.weight' (1 of 9 tensors)" in texts[0]
     assert "Hint:" in texts[0]
 
@@ -71,7 +71,7 @@ def test_the_first_parameter_in_the_models_order():
             flip(model[1].num_batches_tracked)
             flip(model[0].bias)
 
-    assert "rank 1 is at step 1 with weights" in watch(3, harm)[0]
+    assert "step 1: rank 1 holds other weights than the others, first in" in watch(3, harm)[0]
     assert "first in '0.bias' (3 of 9 tensors)" in watch(3, harm)[0]
 
 
@@ -83,13 +83,16 @@ def test_two_wrong_ranks_are_both_named():
             flip(model[0].weight, rank)
 
     text = watch(5, harm)[0]
-    assert "rank 3 is at" in text
+    assert "rank 3 holds other" in text
     assert "So does rank 4." in text
 
 
 def test_between_two_the_leader_is_taken_for_right():
     """Two ranks cannot be outvoted: rank 1 is named."""
-    assert "rank 1 is at step 1" in watch(2, lambda rank, step, model: flip(model[0].weight) if rank == 0 else None)[0]
+    assert (
+        "rank 1 holds other weights"
+        in watch(2, lambda rank, step, model: flip(model[0].weight) if rank == 0 else None)[0]
+    )
 
 
 def test_every_so_many_steps():

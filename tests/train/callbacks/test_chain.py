@@ -252,7 +252,7 @@ def test_a_flipped_bit_stops_the_run(at):
 
     texts = run_ranks(program, 2)
     assert texts[0] == texts[1]
-    assert f"step {min(at + 1, 10)}: rank 1 is at step" in texts[0]
+    assert f"step {min(at + 1, 10)}: rank 1 holds other weights" in texts[0]
     assert "first in '1.bias' (1 of " in texts[0]
     run_ranks(lambda transport: fit([ChangesWeights(99)], transport=transport, test=False), 2)
 

@@ -142,6 +142,27 @@ def usual(model):
     return lambda micro: F.cross_entropy(model(micro.x), micro.y)
 
 
+def counter():
+    n = 0
+
+    def count():
+        nonlocal n
+        n += 1
+        return n
+
+    return count
+
+
+def with_two_counters(model):
+    """The one that counts, and another that stands still, whose variable has the same name."""
+    count, other = counter(), counter()
+
+    def loss(micro):
+        return F.cross_entropy(model(micro.x), micro.y) * (count() if other else 1)
+
+    return loss
+
+
 def train(build, make_loss, steps=2, **settings):
     """Return the fingerprint of a few steps, and the model."""
     inputs, targets = torch.arange(128.0).reshape(16, 8) / 128, torch.arange(16) % 4
@@ -162,6 +183,7 @@ REFUSED = {
     "numpy": (Model, drawing(np.random.default_rng(0), lambda own: own.random()), "generator"),
     "torch": (Model, drawing(torch.Generator(), lambda own: torch.rand((), generator=own)), "generator"),
     "global": (Model, with_global, "_calls"),
+    "counters": (Model, with_two_counters, r"call to call: n\."),
     "cache": (Model, cached, r"other random numbers .*noise\(\) \(functools\.cache\)"),
 }
 

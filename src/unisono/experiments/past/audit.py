@@ -19,8 +19,7 @@ from unisono.errors import CheckpointError, ConfigError, WorkerFailed
 from unisono.experiments.past.replay import read_score, recompute, step_of
 from unisono.experiments.trials import Tell, silent
 from unisono.observe.compare import diff
-from unisono.observe.damage import changed_line, describe_damage
-from unisono.observe.ledger import read_lines
+from unisono.observe.damage import changed_line, describe_damage, read_steps
 from unisono.observe.run_json import read_object
 from unisono.system.directory import Directory
 from unisono.train.run_directory.commitment import FILE_NAME, describe_commitment, is_whole
@@ -152,7 +151,7 @@ def _problems(home: Path, result: dict[str, Any], there: dict[str, Any], publish
     """Return in what the files of a run contradict each other, or what was published."""
     told = []
     ledger, steps = home / "ledger.jsonl", result["steps"]
-    lines = read_lines(ledger)
+    lines = read_steps(ledger)
     if (damage := describe_damage(ledger, steps)) is not None:
         told.append(f"the ledger: {damage}")
     elif [line["step"] for line in lines] != list(range(1, steps + 1)):

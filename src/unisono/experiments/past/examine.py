@@ -9,7 +9,7 @@ from typing import Any
 from unisono.errors import ConfigError
 from unisono.experiments.past.replay import Replay, read_score, replay
 from unisono.launchers.scratch import scratch_directory
-from unisono.observe.ledger import read_lines
+from unisono.observe.damage import read_steps
 from unisono.system.directory import Directory
 
 
@@ -48,7 +48,7 @@ def examine(
     name = score.get("strategy", {}).get("name", "exact")
     if name != "exact":
         raise ConfigError(f"expected a run with the strategy exact, got {name}: only there samples are looked at.")
-    lines = read_lines(Path(directory) / "ledger.jsonl")
+    lines = read_steps(Path(directory) / "ledger.jsonl")
     step = lines[-1]["step"] if step is None and lines else step
     first = step if first is None else first
     asked: dict[str, Any] = {"first": first, "last": step, "without": [*without], "show": show, "by": by}
@@ -82,7 +82,7 @@ def debug(
         ConfigError: As `replay`; no such replica, or one that has no sample in the step.
         WorkerFailed: As `replay`.
     """
-    score, lines = read_score(Path(directory)), read_lines(Path(directory) / "ledger.jsonl")
+    score, lines = read_score(Path(directory)), read_steps(Path(directory) / "ledger.jsonl")
     step = lines[-1]["step"] if step is None and lines else step
     if not 0 <= replica < score["replicas"]:
         raise ConfigError(f"expected --replica from 0 to {score['replicas'] - 1}, got {replica}.")
@@ -140,7 +140,7 @@ def epoch_of(directory: str, epoch: int, step: int | None) -> tuple[int, int]:
     if step is not None:
         raise ConfigError("expected --step or --epoch, got both.")
     read_score(Path(directory))
-    lines = read_lines(Path(directory) / "ledger.jsonl")
+    lines = read_steps(Path(directory) / "ledger.jsonl")
     steps = [line["step"] for line in lines if line["epoch"] == epoch - 1]
     if not steps:
         there = f"1 to {lines[-1]['epoch'] + 1}" if lines else "none"

@@ -24,7 +24,7 @@ from unisono.experiments.past.replay import (
     workers_of,
 )
 from unisono.experiments.trials import Tell, run_script, silent
-from unisono.observe.ledger import read_lines
+from unisono.observe.damage import described_line, read_steps
 from unisono.observe.run_json import read_object
 from unisono.options.fields import options_of
 from unisono.strategies.catalog import CATALOG
@@ -77,9 +77,12 @@ def fork(
     if changes and recipe is None:
         raise ConfigError("--set is for runs of recipes. Hint: --script FILE, or other ARGS after --.")
     edits = _read_changes(changes)
-    lines = read_lines(home / "ledger.jsonl")
+    lines = read_steps(home / "ledger.jsonl")
     if step not in [line["step"] for line in lines]:
-        raise ConfigError(f"expected --step as one of the {len(lines)} steps in {home}/ledger.jsonl, got {step}.")
+        raise ConfigError(
+            f"expected --step as one of the {len(lines)} steps in {home}/ledger.jsonl, got {step}."
+            f"{described_line(home / 'ledger.jsonl')}"
+        )
     is_begun = _is_fork_of(place, home, step)
     # What a recipe or script is wrong about is found before anything is written.
     how: dict[str, Any] = {"script": script, "workers": workers, "data": data, "allow_drift": allow_drift}

@@ -17,8 +17,7 @@ from unisono.experiments.trials import Tell, run_script, silent
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import ScriptTarget, check_target, resolve_workers
 from unisono.observe.chain import parse_all
-from unisono.observe.damage import damaged_from
-from unisono.observe.ledger import read_lines
+from unisono.observe.damage import described_line, read_steps
 from unisono.observe.run_json import object_in, read_object
 from unisono.observe.run_place import no_run
 from unisono.strategies.catalog import CATALOG
@@ -77,14 +76,13 @@ def replay(
     """
     home = Path(directory)
     read_score(home)
-    lines = [line["step"] for line in read_lines(home / "ledger.jsonl")]
+    lines = [line["step"] for line in read_steps(home / "ledger.jsonl")]
     step = step if step is not None or not lines else lines[-1]
     if step is None or step not in lines:
-        number = damaged_from(home / "ledger.jsonl")
         raise ConfigError(
             f"expected --step as one of the {len(lines)} steps in {home}/ledger.jsonl"
             f"{f', {lines[0]} to {lines[-1]}' if lines else ''}, got {'none' if step is None else step}."
-            f"{'' if number is None else f' Its line {number} is damaged.'}"
+            f"{described_line(home / 'ledger.jsonl')}"
         )
     start = nearest_checkpoint(home / "checkpoints", min(first or step, step), tell)
     first = 0 if start is None else step_of(start)
@@ -123,7 +121,7 @@ def rehearse(
         WorkerFailed: A worker failed.
     """
     found = find_checkpoints(directory)
-    lines = {line["step"] for line in read_lines(found.parent / "ledger.jsonl")}
+    lines = {line["step"] for line in read_steps(found.parent / "ledger.jsonl")}
     chosen = choose_checkpoint(found, step) if step is not None else _newest_with_next(found, lines)
     following = step_of(chosen) + 1
     if following not in lines:
@@ -147,7 +145,7 @@ def recompute(
         ConfigError: As `replay`; or the program has ended before `last`.
     """
     score = read_score(home)
-    recorded = {line["step"]: line for line in read_lines(home / "ledger.jsonl")}
+    recorded = {line["step"]: line for line in read_steps(home / "ledger.jsonl")}
     is_recipe = script is None and not args and score["settings"].get("recipe") is not None
     program = None if is_recipe else program_of(home, score, script, args, allow_drift=allow_drift)
     count = workers_of(home, workers, score["replicas"])
@@ -174,7 +172,7 @@ def recompute(
             place = Path(program.directory or ".")
             with contextlib.chdir(place if place.is_dir() else "."):
                 run_script(program.script, program.args, count, out, replicas=replicas, threads=threads, **launch)
-        found = {line["step"]: line for line in read_lines(out / "ledger.jsonl")}
+        found = {line["step"]: line for line in read_steps(out / "ledger.jsonl")}
         look(out)
     for step in range(first + 1, last + 1):
         if step not in found:

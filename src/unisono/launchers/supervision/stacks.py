@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from unisono.system.heartbeat import LEFT_LOOP, QUIET, Reading
 
@@ -53,6 +54,46 @@ class Frame:
     def is_ours(self) -> bool:
         """Whether it belongs to this package."""
         return self.file.startswith(_PACKAGE + "/")
+
+
+@final
+class DumpFilter:
+    """Leaves our own frames that have called the program out of the dump of a fault in native code.
+
+    So it does with threads that are ours alone. Where the fault is in code of ours, its frames stay.
+    """
+
+    def __init__(self) -> None:
+        self._is_inside = False
+        self._thread: list[bytes] = []  # lines of the thread that is being read
+
+    def feed(self, line: bytes) -> list[bytes]:
+        """Return the lines to be shown now that this one has come; most are shown as they come."""
+        if not self._is_inside:
+            self._is_inside = line.startswith(b"Fatal Python error: ")
+            return [line]
+        text = line.decode(errors="replace")
+        if _THREAD.match(text) or (self._thread and _FRAME.match(text)):
+            found = [] if _FRAME.match(text) else self.flush()
+            self._thread.append(line)
+            return found
+        self._is_inside = not line.startswith(b"Extension modules: ")
+        return [*self.flush(), line] if line.strip() or not self._thread else self.flush()
+
+    def flush(self) -> list[bytes]:
+        """Return what is to be shown of the thread that has been read; empty where it is ours alone."""
+        lines, self._thread = self._thread, []
+        frames = {
+            line: Frame(*found.groups()) for line in lines if (found := _FRAME.match(line.decode(errors="replace")))
+        }
+        is_ours = any(each.is_ours for each in frames.values()) and not any(each.is_users for each in frames.values())
+        if not lines or (is_ours and not lines[0].startswith(b"Current")):
+            return []
+        first = next(
+            (place for place, line in enumerate(lines) if line in frames and frames[line].is_users), len(lines)
+        )
+        own = {line for line, each in frames.items() if each.is_ours or each.file.startswith("<frozen runpy")}
+        return [*lines[:first], *(line for line in lines[first:] if line not in own), b""]
 
 
 def stack_file(directory: str | Path, rank: int) -> Path:

@@ -4,7 +4,6 @@ Within a step, causes come before effects: the weights it started from, its samp
 the gradient, the learning rate.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from unisono.data.sampler import ExactSampler
 from unisono.determinism.seeding import mix
 from unisono.errors import ConfigError
 from unisono.observe.compare import changed_ledger, diff, said_now
-from unisono.observe.damage import damaged_from, is_step
+from unisono.observe.damage import damaged_from, read_steps
 from unisono.observe.ledger import hash_samples, read_lines
 from unisono.observe.run_json import read_object
 from unisono.report.run_view import check_run
@@ -223,5 +222,5 @@ def _read(path: Path) -> _Run:
     check_run(path)
     files = {name: read_object(path / f"{name}.json") for name in ("score", "environment", "result")}
     detail = {line["step"]: line for line in read_lines(path / "detail.jsonl")}
-    ledger = [*itertools.takewhile(is_step, read_lines(path / "ledger.jsonl"))]
+    ledger = read_steps(path / "ledger.jsonl")
     return _Run(ledger=ledger, detail=detail, **files)

@@ -63,12 +63,14 @@ def compare(
     every = transport.all_gather_json(checksums(tensors))
     theirs, others = every[stray], every[regular]
     differing = [name for name in others if theirs.get(name) != others[name]]
-    where = f"first in {differing[0]!r} ({len(differing)} of {len(others)} tensors), " if differing else ""
+    where = f", first in {differing[0]!r} ({len(differing)} of {len(others)} tensors)" if differing else ""
+    told = [f"is at step {head.step}"] * (head.step != usual.step)
+    told += [f"holds other weights than the others{where}"] * (head.weights != usual.weights)
     raise RankDivergence(
-        f"step {usual.step}: rank {stray} is at step {head.step} with weights {head.weights:016x}, {where}"
-        f"the others have weights {usual.weights:016x}.{more} Hint: nothing but the optimizer may change weights "
-        "between steps, and all ranks must change them alike. A forward pass in training mode moves BatchNorm's "
-        "statistics: model.eval() where one rank evaluates."
+        f"step {usual.step}: rank {stray} {' and '.join(told)}.{more} Hint: nothing but "
+        "the optimizer may change weights between steps, and all ranks must change them alike. A forward pass in "
+        "training mode moves BatchNorm's statistics: model.eval() where one rank evaluates. "
+        f"(Checksums: {head.weights:016x}, the others' {usual.weights:016x}.)"
     )
 
 

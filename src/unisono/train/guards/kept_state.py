@@ -28,6 +28,7 @@ from unisono.determinism.switches import checksum
 Put = Callable[[Any], None]
 _MOST, _DEEPEST, _ENDS, _LARGE = 20_000, 12, 32, 1 << 16
 _MOST_TOLD, _LONGEST_TOLD = 2_000, 60
+_HOLDER = "the holder "
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARIES = (f"{Path(torch.__file__).parent}/", sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
@@ -61,6 +62,7 @@ class KeptState:
 
     def __init__(self, function: Any, model: nn.Module) -> None:
         self._marks: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
         self._puts: list[tuple[str, Put, Any]] = []
         self._tensor_puts: list[tuple[Put, Tensor]] = []
         self.tensors: dict[str, Tensor] = {}
@@ -82,10 +84,7 @@ class KeptState:
         return [*names, *(name for name in before._marks if name not in self._marks)]
 
     def told(self, changing: set[str]) -> dict[str, str]:
-        """Return texts that tell values on one rank from those on another, but for what is `changing`, by place.
-
-        What cannot be shown is told by its kind, a colon and a hash.
-        """
+        """Return values as texts, but for what is `changing`, by place: where need be their kind, a colon, a hash."""
         found: dict[str, str] = {}
         for name, mark in itertools.islice(self._marks.items(), _MOST_TOLD):
             if name in changing or not name:
@@ -127,8 +126,14 @@ class KeptState:
                 if not torch.equal(self.tensors[name], value):  # what a graph holds is not written to
                     self.tensors[name].copy_(value)
 
+    def _place(self, name: str) -> str:
+        """Return a place for a mark: its name, with a number where another variable of that name has one already."""
+        self._counts[name] = count = self._counts.get(name, 0) + 1
+        return name if count == 1 else f"{name} ({count})"
+
     def _walk(self, name: str, value: Any, put: Put | None, depth: int) -> None:
         if isinstance(value, _PLAIN):
+            name = self._place(name)
             self._marks[name] = repr(value) if isinstance(value, float | complex) else (type(value), value)
             if put is not None:
                 self._puts.append((name, put, value))
@@ -137,7 +142,7 @@ class KeptState:
             return
         self._seen[id(value)] = value
         if (mark := _mark(value)) is not None:
-            self._marks[name] = mark
+            self._marks[name := self._place(name)] = mark
             if isinstance(value, Tensor):
                 self.tensors[name] = value
                 if put is not None:
@@ -174,7 +179,7 @@ class KeptState:
 
     def _hold(self, name: str, value: Any) -> None:
         if not self._modules:
-            self.holders[name] = value
+            self.holders[self._place(f"{_HOLDER}{name}").removeprefix(_HOLDER)] = value
 
     def _of_callable(self, name: str, value: Any) -> Iterator[tuple[str, Any, Put | None]]:
         if isinstance(value, MethodType):
@@ -185,14 +190,14 @@ class KeptState:
         elif isinstance(value, functools.partial):
             yield from ((name, each, None) for each in (value.func, *value.args, *value.keywords.values()))
         elif isinstance(value, functools._lru_cache_wrapper):
-            self._marks[f"{value.__name__}() (functools.cache)"] = value.cache_info().currsize
+            self._marks[self._place(f"{value.__name__}() (functools.cache)")] = value.cache_info().currsize
             yield name, value.__wrapped__, None
         elif value.gi_frame is not None:
-            self._marks[name] = value.gi_frame.f_lasti
+            self._marks[self._place(name)] = value.gi_frame.f_lasti
             yield from ((f"{name}.{key}", each, None) for key, each in value.gi_frame.f_locals.items())
 
     def _of_container(self, name: str, value: Any) -> Iterator[tuple[str, Any, Put | None]]:
-        self._marks[name] = ("items", len(value))
+        self._marks[self._place(name)] = ("items", len(value))
         if isinstance(value, dict | list | deque):
             self._hold(name, value)
         if isinstance(value, set):

@@ -10,6 +10,7 @@ the end of the step's passes, loss and backward pass are computed twice more, fo
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, final
 
@@ -201,7 +202,8 @@ _DRAW = (
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(name or "its state" for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    shown = [*dict.fromkeys(re.sub(r" \(\d+\)$", "", name) or "its state" for name in names)]  # see KeptState._place
+    return ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")
 
 
 def _bits(found: Any) -> Any:

@@ -17,7 +17,7 @@ from unisono.checkpoint.values import printable
 from unisono.errors import CheckpointError, ConfigError
 from unisono.observe.run_json import LOST, object_in
 from unisono.system.directory import Directory
-from unisono.system.disk import explained
+from unisono.system.disk import explained, hint_of
 from unisono.system.owners import PROBE, adopt
 from unisono.train.run_directory.directories import TOKEN
 from unisono.train.run_directory.lock import RunLock
@@ -59,6 +59,7 @@ class RunFiles:
                 return
             raise ConfigError(
                 f"expected a directory that can be written, got {self._path} from --out (out=): {error.strerror}."
+                f"{hint_of(error)}"
             ) from error
 
     def open(self) -> RunLock | None:
