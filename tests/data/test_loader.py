@@ -384,6 +384,16 @@ def test_samples_of_unlike_shapes_are_named(num_workers):
     assert "collate= pads where shapes differ" in said
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_micro_batch_by_itself(num_workers):
+    """Any replica's, here or where the others are fetched."""
+    loader = Loader(
+        ExactSampler(16, 8, replicas=4), Fetcher(ArrayDataset(torch.arange(16.0)), 0), range(2), num_workers=num_workers
+    )
+    found = [loader.micro_batch(1, 3, is_apart=is_apart) for is_apart in (False, True)]
+    assert len({str(each) for each in found}) == 1
+
+
 def test_data_sets_with_a_take_of_another_meaning():
     """Arrays, tensors and others that have their own ``take`` are read sample by sample."""
 

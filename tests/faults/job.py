@@ -163,7 +163,7 @@ def train(out: str, wanted: list[str]) -> str:
         ):  # fmt: skip
             if phase in names:
                 hook(owner, name, lambda phase=phase: attacks.at(phase))
-        noise = os.getpid() % 97 / 10000  # another one after a restart, which no checkpoint knows
+        noise = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) / 1000  # which no checkpoint knows
 
         def loss_of(micro: object) -> torch.Tensor:
             attacks.at("forward")

@@ -261,7 +261,7 @@ class Loader:
     def micro_batch(self, step: int, replica: int, *, is_apart: bool = False) -> Any:
         """Return the micro-batch of any replica with samples, fetched now; `is_apart`: where others are fetched."""
         task = next(self._tasks(step, step, range(replica, replica + 1)))
-        [found] = fetch_all(self.fetcher, [task], num_workers=min(self._num_workers, is_apart))
+        [found] = fetch_all(self.fetcher, [task], num_workers=1 if is_apart and self._num_workers else 0)
         return found
 
     def _tasks(self, first_step: int, last_step: int, hosted: range) -> Iterator[Task]:
