@@ -39,8 +39,9 @@ def test_rows_8_46_stop_and_resume(launches, reference):
     launches.judge(46, "SIGTERM, then on one worker", reference)
 
 
-def test_the_comparison_sees_what_restarts_change(launches, reference):
-    """Control: a program with a random stream of its own, which no checkpoint knows, must be told apart."""
+def test_the_comparison_sees_what_restarts_change(launches, reference, monkeypatch):
+    """Control: a program with a stream of its own, which no checkpoint knows, must be told apart."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     job.train(str(launches.out), ["noise@0:0"])
     assert launches.is_equal_to(reference) != "equal"
 
@@ -279,7 +280,7 @@ def test_row_50_slow_rank(launches, reference):
 @pytest.mark.slow
 def test_row_30_two_runs_one_directory(launches, reference):
     """A second launch refuses a directory in use, naming the holder, with code 2; the first is not disturbed."""
-    first = launches.start(SLOWED, "sleep@6:0")
+    first = launches.start(SLOWED, "sleep@6:0", "sleep@9:0", "sleep@12:0")
     holder = launches.wait_for_step(2)[0].pid
     second = finish(launches.start(workers=1))
     assert second.returncode == 2, second.stderr
