@@ -5,6 +5,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+import unisono
 from unisono.checkpoint.format import fingerprint, pack
 from unisono.checkpoint.interchange import export_weights, load_weights, state_dict_of
 from unisono.checkpoint.store import read, write
@@ -249,3 +250,30 @@ def test_a_complex_model_takes_what_it_can(tmp_path):
         torch.save({"weight": value, "bias": torch.zeros(2)}, tmp_path / "x.pt")
         load_weights(model, tmp_path / "x.pt")
         assert torch.equal(model.weight, value.to(torch.complex64))
+
+
+def test_the_best_checkpoint_by_its_metric(tmp_path):
+    """`load_weights(best=)` takes the one that the policy has kept, the newest among equals; else says which there are."""
+    losses = {2: 0.5, 4: 0.2, 6: 0.2, 8: 0.9}
+    out, kept = tmp_path / "run", {}
+    policy = unisono.CheckpointPolicy(keep=1, best="val_loss", best_mode="min")
+    with unisono.Run(seed=1, replicas=1, out=out, checkpoint_every=2, checkpoints=policy) as run:
+        model = torch.nn.Linear(4, 2)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+        data = unisono.ArrayDataset(torch.rand(64, 4), torch.arange(64) % 2)
+        for batch in run.steps(run.loader(data, batch_size=8), epochs=1):
+            run.step(batch, lambda micro: torch.nn.functional.cross_entropy(model(micro.x), micro.y))
+            if batch.step in losses:
+                run.record(val_loss=losses[batch.step])
+                kept[batch.step] = model.weight.detach().clone()
+    found = torch.nn.Linear(4, 2)
+    unisono.load_weights(found, out)
+    assert torch.equal(found.weight, kept[8])
+    unisono.load_weights(found, out, best="val_loss", best_mode="min")
+    assert torch.equal(found.weight, kept[6])
+    unisono.load_weights(found, out, best="val_loss")
+    assert torch.equal(found.weight, kept[8])
+    with pytest.raises(unisono.CheckpointError, match="with the metric 'val_los' in .*; it has val_loss"):
+        unisono.load_weights(found, out, best="val_los")
+    with pytest.raises(unisono.ConfigError, match="best_mode as one of max, min, got 'lowest'"):
+        unisono.load_weights(found, out, best="val_loss", best_mode="lowest")

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from unisono.checkpoint.files import read_whole
 from unisono.checkpoint.format import State, tied_names
+from unisono.checkpoint.manifest import read_manifest
+from unisono.checkpoint.policy import MODES
 from unisono.checkpoint.store import list_steps, newest_valid, read
 from unisono.checkpoint.values import few, from_json, printable
 from unisono.errors import CheckpointError, ConfigError
@@ -108,8 +110,9 @@ def export_weights(state: State, path: Path, average: str | None = None) -> list
 
 
 def load_weights(
-    model: nn.Module, path: str | Path, *, strict: bool = True, step: int | None = None, average: str | None = None
-) -> Loaded:
+    model: nn.Module, path: str | Path, *, strict: bool = True, step: int | None = None, average: str | None = None,
+    best: str | None = None, best_mode: str = "max",
+) -> Loaded:  # fmt: skip
     """Put pretrained weights into a model: all of them checked first, then all of them swapped in.
 
     Build the optimizer and call `Run.prepare` afterwards: the weights are then part of the score. Call it on all ranks;
@@ -126,6 +129,8 @@ def load_weights(
         average: Of a checkpoint: the average of the weights that a callback has kept, ``EMA`` or ``SWA``, or a
             registered ``torch.optim.swa_utils.AveragedModel`` by its name. What it does not average comes from the
             model. None: the weights that were trained.
+        best: Of a run directory: the checkpoint that is best by this metric, which ``CheckpointPolicy(best=)`` keeps.
+        best_mode: ``max`` or ``min``.
 
     Returns:
         The names that are missing or unexpected.
@@ -136,7 +141,8 @@ def load_weights(
         ConfigError: It is of an unknown kind, or `average` was asked of a file of weights.
     """
     check_order(model, path, "unisono.load_weights(model, path)")
-    found = tensors_in(Path(path) if step is None else _checkpoint_of(Path(path), step), average)
+    place = Path(path) if step is None else _checkpoint_of(Path(path), step)
+    found = tensors_in(place if best is None else _best_of(place, best, best_mode), average)
     fitting, loaded = fit_weights(model, found, strict=strict, source=str(path))
     write_weights(model, fitting)
     return loaded
@@ -298,6 +304,19 @@ def _checkpoint_of(run: Path, step: int) -> Path:
             f"expected a step of which {printable(str(run))} has a checkpoint, got {step}; it has {there}."
         )
     return steps[step]
+
+
+def _best_of(run: Path, metric: str, mode: str) -> Path:
+    """Return the place of the best checkpoint, the newest among equals."""
+    if mode not in MODES:
+        raise ConfigError(f"expected best_mode as one of {', '.join(MODES)}, got {mode!r}.")
+    metrics = {place: read_manifest(place).facts.metrics for _, place in list_steps(run / "checkpoints")}
+    if not (places := [place for place, measured in metrics.items() if metric in measured]):
+        there = ", ".join(sorted({name for measured in metrics.values() for name in measured})) or "none"
+        raise CheckpointError(
+            f"expected a checkpoint with the metric {metric!r} in {printable(str(run))}; it has {there}."
+        )
+    return (max if mode == "max" else min)(places, key=lambda place: metrics[place][metric])
 
 
 def _check_suffix(path: Path) -> None:
