@@ -253,7 +253,7 @@ def test_a_complex_model_takes_what_it_can(tmp_path):
 
 
 def test_the_best_checkpoint_by_its_metric(tmp_path):
-    """`load_weights(best=)` takes the one that the policy has kept, the newest among equals; else says which there are."""
+    """`load_weights(best=)` takes the one that the policy has kept, the newest among equals; else it says which."""
     losses = {2: 0.5, 4: 0.2, 6: 0.2, 8: 0.9}
     out, kept = tmp_path / "run", {}
     policy = unisono.CheckpointPolicy(keep=1, best="val_loss", best_mode="min")
@@ -273,7 +273,7 @@ def test_the_best_checkpoint_by_its_metric(tmp_path):
     assert torch.equal(found.weight, kept[6])
     unisono.load_weights(found, out, best="val_loss")
     assert torch.equal(found.weight, kept[8])
-    with pytest.raises(unisono.CheckpointError, match="with the metric 'val_los' in .*; it has val_loss"):
+    with pytest.raises(unisono.CheckpointError, match=r"with the metric 'val_los' in .*; it has val_loss"):
         unisono.load_weights(found, out, best="val_los")
-    with pytest.raises(unisono.ConfigError, match="best_mode as one of max, min, got 'lowest'"):
+    with pytest.raises(unisono.ConfigError, match=r"best_mode as one of max, min, got 'lowest'"):
         unisono.load_weights(found, out, best="val_loss", best_mode="lowest")

@@ -5,7 +5,10 @@ from unisono.strategies.options import StrategyOptions
 from unisono.system.hints import nearest
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-_ELSEWHERE = {"no": "fp32", "32": "fp32", "32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16"}
+_ELSEWHERE = {
+    **dict.fromkeys(("no", "32", "32-true", "float32"), "fp32"), **dict.fromkeys(("16-mixed", "16", "float16"), "fp16"),
+    **dict.fromkeys(("bf16-mixed", "bfloat16"), "bf16"),
+}  # fmt: skip
 
 
 def precision_of(strategy: StrategyOptions, precision: str) -> str:
