@@ -253,7 +253,7 @@ def test_a_complex_model_takes_what_it_can(tmp_path):
 
 
 def test_the_best_checkpoint_by_its_metric(tmp_path):
-    """`load_weights(best=)` takes the one that the policy has kept, the newest among equals; else it says which."""
+    """`load_weights(best=)` takes the one that the policy has kept, the newest among equals; else what there is."""
     losses = {2: 0.5, 4: 0.2, 6: 0.2, 8: 0.9}
     out, kept = tmp_path / "run", {}
     policy = unisono.CheckpointPolicy(keep=1, best="val_loss", best_mode="min")

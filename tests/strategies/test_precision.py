@@ -157,7 +157,7 @@ def test_old_words_and_old_state():
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"precision": "bfloat16"}, "expected precision fp32, bf16, fp16, got 'bfloat16'. Hint: did you mean 'bf16'?"),
+        ({"precision": "bfloat16"}, "expected precision fp32, bf16, fp16, got 'bfloat16'. Hint: 'bf16'."),
         ({"precision": "fp16", "strategy": find("dp", {"amp": "bf16"})}, "say two things. Hint: leave amp out"),
         ({"precision": "fp16", "strategy": "ps_async"}, "Hint: precision bf16, which needs no scaling"),
     ],
