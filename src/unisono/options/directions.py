@@ -22,7 +22,7 @@ _LESS = {
     "fid",
 }
 _MORE = {
-    "accuracy", "acc", "f1", "precision", "recall", "auroc", "auc", "iou", "miou", "dice", "bleu", "rouge", "map", "r2",
+    "accuracy", "acc", "f1", "precision", "recall", "auroc", "auc", "iou", "miou", "dice", "bleu", "map", "r2",
     "psnr", "ssim", "reward", "score",
 }  # fmt: skip
 
