@@ -269,11 +269,13 @@ def test_the_best_checkpoint_by_its_metric(tmp_path):
     found = torch.nn.Linear(4, 2)
     unisono.load_weights(found, out)
     assert torch.equal(found.weight, kept[8])
-    unisono.load_weights(found, out, best="val_loss", best_mode="min")
-    assert torch.equal(found.weight, kept[6])
     unisono.load_weights(found, out, best="val_loss")
+    assert torch.equal(found.weight, kept[6])
+    unisono.load_weights(found, out, best="val_loss", best_mode="max")
     assert torch.equal(found.weight, kept[8])
-    with pytest.raises(unisono.CheckpointError, match=r"with the metric 'val_los' in .*; it has val_loss"):
+    with pytest.raises(
+        unisono.CheckpointError, match=r"best as a score of the checkpoints in .* \(val_loss\), got 'val_los'"
+    ):
         unisono.load_weights(found, out, best="val_los")
     with pytest.raises(unisono.ConfigError, match=r"best_mode as one of max, min, got 'lowest'"):
         unisono.load_weights(found, out, best="val_loss", best_mode="lowest")

@@ -174,6 +174,7 @@ def test_samples_in_a_tuple_stay_a_data_set(trainer):
             lambda: unisono.ArrayDataset(torch.ones(2), None),
             r"expected arrays, got None \(NoneType\)\. Hint: numpy\.load",
         ),
+        (lambda: unisono.F1(classes=3), r"^F1\(\) has no classes=\. Hint: did you mean num_classes=\?"),
         (lambda: unisono.ArrayDataset("x.npy", "y.npy"), r"got 'x\.npy' \(str\)\. Hint: numpy\.load"),
         (
             lambda: unisono.ArrayDataset(torch.ones(2), torch.ones(3)),

@@ -146,3 +146,21 @@ def test_where_it_would_come_too_late(saved, toy):
         run.prepare(model, sgd(model))
         with pytest.raises(unisono.ConfigError, match="strategy fsdp may hold copies"):
             run.load_weights(path)
+
+
+def test_the_best_checkpoint_by_a_score(toy, tmp_path):
+    """The one with the largest accuracy or the smallest loss, the newest of equal ones; no such score is refused."""
+    scores = {3: (0.5, 0.9), 6: (0.8, 0.7), 9: (0.8, 0.2), 12: (0.1, 0.1)}
+    fingerprints = {}
+    with toy.run(out=tmp_path, checkpoint_every=3, checkpoints=unisono.CheckpointPolicy(keep=9)) as (run, model, _):
+        for batch in run.steps(run.loader(toy.data, batch_size=4), epochs=9, max_steps=12):
+            run.step(batch, lambda micro: F.cross_entropy(model(micro.x), micro.y))
+            if batch.step in scores:
+                run.record(dict(zip(("accuracy", "loss"), scores[batch.step], strict=True)))
+                fingerprints[batch.step] = run.fingerprint()
+    for best, step in (("accuracy", 9), ("loss", 12)):
+        unisono.load_weights(model, tmp_path, step=3)
+        unisono.load_weights(model, tmp_path, best=best)
+        assert fingerprint(model) == fingerprints[step]
+    with pytest.raises(unisono.CheckpointError, match=r"score of the checkpoints in .* \(accuracy, loss\), got 'f1'"):
+        unisono.load_weights(model, tmp_path, best="f1")

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from unisono.checkpoint.files import read_whole
 from unisono.checkpoint.format import State, tied_names
 from unisono.checkpoint.manifest import read_manifest
-from unisono.checkpoint.policy import MODES
 from unisono.checkpoint.store import list_steps, newest_valid, read
 from unisono.checkpoint.values import few, from_json, printable
 from unisono.errors import CheckpointError, ConfigError
+from unisono.options.directions import mode_of
 from unisono.system.directory import Directory
 from unisono.system.disk import is_lasting
 from unisono.system.files import replace_file
@@ -111,7 +111,7 @@ def export_weights(state: State, path: Path, average: str | None = None) -> list
 
 def load_weights(
     model: nn.Module, path: str | Path, *, strict: bool = True, step: int | None = None, average: str | None = None,
-    best: str | None = None, best_mode: str = "max",
+    best: str | None = None, best_mode: str | None = None,
 ) -> Loaded:  # fmt: skip
     """Put pretrained weights into a model: all of them checked first, then all of them swapped in.
 
@@ -126,11 +126,11 @@ def load_weights(
         strict: Whether missing or unexpected names are an error; shapes always have to fit, and values: complex numbers
             do not go into real tensors, nor fractions into whole numbers.
         step: Of a run directory: the checkpoint of this step, as `unisono checkpoint list` shows them.
+        best: In place of that: the one with the best value of this score, as ``CheckpointPolicy(best=...)`` keeps it.
+        best_mode: Whether ``max`` or ``min`` is best. None: as its name says (``test_loss``: min), else ``max``.
         average: Of a checkpoint: the average of the weights that a callback has kept, ``EMA`` or ``SWA``, or a
             registered ``torch.optim.swa_utils.AveragedModel`` by its name. What it does not average comes from the
             model. None: the weights that were trained.
-        best: Of a run directory: the checkpoint that is best by this metric, which ``CheckpointPolicy(best=)`` keeps.
-        best_mode: ``max`` or ``min``.
 
     Returns:
         The names that are missing or unexpected.
@@ -141,8 +141,8 @@ def load_weights(
         ConfigError: It is of an unknown kind, or `average` was asked of a file of weights.
     """
     check_order(model, path, "unisono.load_weights(model, path)")
-    place = Path(path) if step is None else _checkpoint_of(Path(path), step)
-    found = tensors_in(place if best is None else _best_of(place, best, best_mode), average)
+    place = Path(path) if step is None and best is None else _checkpoint_of(Path(path), step, best, best_mode)
+    found = tensors_in(place, average)
     fitting, loaded = fit_weights(model, found, strict=strict, source=str(path))
     write_weights(model, fitting)
     return loaded
@@ -296,27 +296,20 @@ def _read_directory(path: Path) -> State:
     return read(newest)[1]
 
 
-def _checkpoint_of(run: Path, step: int) -> Path:
-    steps = dict(list_steps(run / "checkpoints"))
+def _checkpoint_of(run: Path, step: int | None, best: str | None, best_mode: str | None) -> Path:
+    steps, shown = dict(list_steps(run / "checkpoints")), printable(str(run))
+    if step is None and best is not None:
+        scores = {each: read_manifest(place).facts.metrics for each, place in steps.items()}
+        found = {each: metrics[best] for each, metrics in scores.items() if best in metrics}
+        if not found:
+            there = ", ".join(sorted({name for metrics in scores.values() for name in metrics})) or "none"
+            raise CheckpointError(f"expected best as a score of the checkpoints in {shown} ({there}), got {best!r}.")
+        sign = 1 if mode_of(best, best_mode, name="best_mode", default="max") == "max" else -1
+        step = max(found, key=lambda each: (sign * found[each], each))
     if step not in steps:
         there = ", ".join(map(str, sorted(steps))) or "none"
-        raise CheckpointError(
-            f"expected a step of which {printable(str(run))} has a checkpoint, got {step}; it has {there}."
-        )
+        raise CheckpointError(f"expected a step of which {shown} has a checkpoint, got {step}; it has {there}.")
     return steps[step]
-
-
-def _best_of(run: Path, metric: str, mode: str) -> Path:
-    """Return the place of the best checkpoint, the newest among equals."""
-    if mode not in MODES:
-        raise ConfigError(f"expected best_mode as one of {', '.join(MODES)}, got {mode!r}.")
-    metrics = {place: read_manifest(place).facts.metrics for _, place in list_steps(run / "checkpoints")}
-    if not (places := [place for place, measured in metrics.items() if metric in measured]):
-        there = ", ".join(sorted({name for measured in metrics.values() for name in measured})) or "none"
-        raise CheckpointError(
-            f"expected a checkpoint with the metric {metric!r} in {printable(str(run))}; it has {there}."
-        )
-    return (max if mode == "max" else min)(places, key=lambda place: metrics[place][metric])
 
 
 def _check_suffix(path: Path) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import final
 
 from unisono.errors import ConfigError
+from unisono.options.directions import mode_of
 from unisono.options.keywords import answers_init
 from unisono.options.quantities import BYTES, KEPT, STEPS, settle, shown
 
-MODES = ("max", "min")
 WHEN_BUSY = ("wait", "skip")
 DOUBLING = "doubling"
 
@@ -22,7 +22,7 @@ class CheckpointPolicy:
     Args:
         keep: Newest checkpoints to leave, at least 1. With 2, one damaged file costs one interval, not the run.
         best: Metric by which one more is kept, the best so far; as given to `Run.record`. None: no such one.
-        best_mode: ``max`` or ``min``.
+        best_mode: Whether ``max`` or ``min`` is best. None: as its name says (``test_loss``: min), else ``max``.
         in_background: Whether the training goes on while files are written, at the cost of a copy of the state in
             memory (a rank's own share of it where ranks share the writing).
         when_busy: What happens when a checkpoint is due while the one before is still being written: ``wait`` for it,
@@ -39,7 +39,7 @@ class CheckpointPolicy:
 
     keep: int = 2
     best: str | None = None
-    best_mode: str = "max"
+    best_mode: str | None = None
     in_background: bool = True
     when_busy: str = "wait"
     share_from_bytes: int = 64 << 20
@@ -52,9 +52,10 @@ class CheckpointPolicy:
         object.__setattr__(self, "keep_sparse_bytes", BYTES.maybe("keep_sparse_bytes", self.keep_sparse_bytes))
         if self.keep_sparse is None and self.keep_sparse_bytes is not None:
             raise ConfigError("expected keep_sparse beside keep_sparse_bytes, got None. Hint: keep_sparse=100.")
-        for name, value, known in (("best_mode", self.best_mode, MODES), ("when_busy", self.when_busy, WHEN_BUSY)):
-            if value not in known:
-                raise ConfigError(f"expected {name} as one of {', '.join(known)}, got {value!r}.")
+        mode = mode_of(self.best or "", self.best_mode, name="best_mode", default="max")
+        object.__setattr__(self, "best_mode", mode)
+        if self.when_busy not in WHEN_BUSY:
+            raise ConfigError(f"expected when_busy as one of {', '.join(WHEN_BUSY)}, got {self.when_busy!r}.")
 
     def is_sparse(self, step: int) -> bool:
         """Whether a step is saved to stay for good."""

@@ -170,7 +170,7 @@ def _export_model(directory: str, path: Path, step: int | None, average: str | N
 @single("keep", "Newest valid ones to leave.", of=KEPT, default=2)
 @single("keep_sparse", "Leave those of a run's --keep-sparse too.", word="N|doubling")
 @single("best", "Leave the one with the best METRIC too.", word="METRIC")
-@single("best_mode", "Which METRIC is best.", default="max", word="max|min")
+@single("best_mode", "Which METRIC is best; else as its name says.", word="max|min")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @result_options
 @verb("checkpoint prune")

@@ -186,18 +186,19 @@ def answers_keywords(function: Callable[P, T]) -> Callable[P, T]:
     left = [frozenset(needed).difference(placed[:given]) for given in range(len(placed) + 1)]  # by how many are placed
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        called = type(args[0]).__name__ if is_init and args else name  # of `F1`, not of the base that has its __init__
         if len(args) > most:
             what, got = ", ".join(placed[is_method:]) or "nothing", counted(len(args) - is_method, "value")
             hint = _too_many(name, args[is_method:]) or f"name the others: {', '.join(named)}."
-            raise TypeError(f"{name}() takes {what} without a name, got {got}. Hint: {hint}")
+            raise TypeError(f"{called}() takes {what} without a name, got {got}. Hint: {hint}")
         wrong = [each for each in kwargs if each not in known]
         if wrong:
             ours = [each for each in known if each != "self"]
             told = [f"{each}={_sentence(answers[each]) if each in answers else meant(each, ours)}" for each in wrong]
             kind = ConfigError if answers.keys() & wrong else TypeError
-            raise kind(f"{name}() has no " + "\nIt has no ".join(told))
+            raise kind(f"{called}() has no " + "\nIt has no ".join(told))
         if missing := [each for each in needed if each not in kwargs and each not in placed[: len(args)]]:
-            raise TypeError(f"{name}() needs {' and '.join(missing)}.{_what_to_give(name, missing)}")
+            raise TypeError(f"{called}() needs {' and '.join(missing)}.{_what_to_give(name, missing)}")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from unisono.errors import ConfigError
+from unisono.options.directions import mode_of
 from unisono.train.callbacks.base import Callback, Loop
-from unisono.train.callbacks.stopping import check_mode, score_of
+from unisono.train.callbacks.stopping import score_of
 
 
 def warmup_cosine(
@@ -81,13 +82,12 @@ class Plateau(Callback):
 
     Args:
         monitor: A score, as ``test_loss``.
-        mode: Whether ``min`` or ``max`` is better.
+        mode: Whether ``min`` or ``max`` is better. None: as its name says (``test_accuracy``: max), else ``min``.
         settings: More of ``ReduceLROnPlateau``: factor, patience, threshold, cooldown, min_lr.
     """
 
-    def __init__(self, monitor: str, *, mode: str = "min", **settings: Any) -> None:
-        check_mode(mode)
-        self._monitor, self._mode, self._settings = monitor, mode, settings
+    def __init__(self, monitor: str, *, mode: str | None = None, **settings: Any) -> None:
+        self._monitor, self._mode, self._settings = monitor, mode_of(monitor, mode, default="min"), settings
         self.needs_scores = (monitor,)
         self._scheduler: ReduceLROnPlateau
 

@@ -339,6 +339,8 @@ def test_a_best_that_was_never_measured(toy, tmp_path):
         assert steps == [1]
     with pytest.warns(UserWarning, match=r"best='val_loss'\) kept no best .*given train_loss\."):
         play("val_loss", tmp_path / "d", "train_loss")
+    with pytest.warns(UserWarning, match=r"given nothing in the loop's body\. Hint: evaluate there: if batch\.step %"):
+        play("val_loss", tmp_path / "e")
 
 
 class Counting(torch.optim.SGD):

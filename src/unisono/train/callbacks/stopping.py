@@ -5,14 +5,9 @@ import time
 from typing import Any, final
 
 from unisono.errors import ConfigError
+from unisono.options.directions import mode_of
 from unisono.options.quantities import COUNT, Amount
 from unisono.train.callbacks.base import Callback, Loop
-
-
-def check_mode(mode: str) -> None:
-    """Refuse (`ConfigError`) what is neither ``min`` nor ``max``."""
-    if mode not in ("min", "max"):
-        raise ConfigError(f"expected mode 'min' or 'max', got {mode!r}.")
 
 
 def score_of(loop: Loop, monitor: str) -> float | None:
@@ -37,7 +32,7 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: A score, as ``test_loss``.
-        mode: Whether ``min`` or ``max`` is better.
+        mode: Whether ``min`` or ``max`` is better. None: as its name says (``test_accuracy``: max), else ``min``.
         patience: Evaluations without improvement before the run ends, at least 1.
         min_delta: What counts as improvement, at least.
 
@@ -48,9 +43,8 @@ class EarlyStopping(Callback):
 
     draws = False
 
-    def __init__(self, monitor: str, *, mode: str = "min", patience: int = 3, min_delta: float = 0.0) -> None:
-        check_mode(mode)
-        self._monitor, self._mode = monitor, mode
+    def __init__(self, monitor: str, *, mode: str | None = None, patience: int = 3, min_delta: float = 0.0) -> None:
+        self._monitor, self._mode = monitor, mode_of(monitor, mode, default="min")
         self._patience = COUNT.take("patience", patience)
         self._min_delta = Amount(0, 1e30).take("min_delta", min_delta)
         self.needs_scores = (monitor,)

@@ -183,10 +183,11 @@ class FirstLook:
             warn(left_over)
         best, measured = self.best, self.measured
         if best is not None and best not in measured and steps and (measured or 1 in steps) and not self._is_best_told:
-            warn(
-                f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given "
-                f"{', '.join(sorted(measured)) or 'nothing'}.{nearest(best, measured)}"
-            )
+            given, hint = ", ".join(sorted(measured)), nearest(best, measured)
+            if not measured:  # perhaps in a loop over epochs around this one, after the step has been saved
+                given = "nothing in the loop's body"
+                hint = " Hint: evaluate there: if batch.step % len(loader) == 0: run.evaluate(...)."
+            warn(f"CheckpointPolicy(best={best!r}) kept no best checkpoint: run.record() was given {given}.{hint}")
 
 
 def are_bytes(inputs: Any) -> bool:
