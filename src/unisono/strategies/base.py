@@ -170,6 +170,7 @@ class Strategy(ABC):
         closure: What the next `apply` gives to an optimizer that computes the loss itself; None: it does not.
         is_stop_asked: What this rank asks of all, see `RankReport`: to stop the run; asked once a step.
         is_join_asked: Whether a rank has said in the last step that others would join.
+        first_loss: Lets ranks compare a loss in the first step, see `FirstLoss`; None: they do not.
         busy_ns: Time in which each rank has computed the last step's replicas, in rank order; empty where not known.
         begin_step: Told the checksum of `recorded` as soon as a step knows it, before anything is computed.
 
@@ -181,6 +182,7 @@ class Strategy(ABC):
     keeps_equal: bool = False
     saves_alone: bool = False
     closure: Any = None
+    first_loss: Any = None
     busy_ns: Sequence[int] = ()
     is_stop_asked: Callable[[], int] = staticmethod(lambda: False)
     begin_step: Callable[[int], None] = staticmethod(lambda _: None)

@@ -61,7 +61,7 @@ class Exact(Strategy):
         self._second: SecondPass | None = None
         self._report = self._new_report()
         self.witness: Witness | None = None
-        self.first_loss = FirstLoss(context)
+        self.first_loss: FirstLoss = FirstLoss(context)
         self._signed = self._laid_out = -1
 
     def compute_gradients(

@@ -23,7 +23,6 @@ from unisono.determinism.backward import differentiate
 from unisono.determinism.loss_hooks import LossJudge
 from unisono.errors import StepError
 from unisono.strategies.base import Strategy
-from unisono.strategies.exact import Exact
 from unisono.strategies.parts import streams
 from unisono.train.guards.kept_state import KeptState
 from unisono.train.guards.unkept import Unkept
@@ -45,7 +44,7 @@ class Repeated:
 
     def __init__(self, strategy: Strategy, device: torch.device, unkept: Unkept) -> None:
         self._model, self._device, self._unkept = strategy.model, device, unkept
-        self._first_loss = strategy.first_loss if isinstance(strategy, Exact) else None
+        self._first_loss = strategy.first_loss
         self._called: _Called | None = None
 
     def call(self, step: int, function: Callable[[Any], Any], micro: Any, key: tuple[int, ...], *, speaks: bool) -> Any:

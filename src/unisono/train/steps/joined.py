@@ -13,6 +13,8 @@ from unisono.collectives.loopback import LoopbackTransport
 from unisono.collectives.places import GuardedTransport, enter_world, world_of
 from unisono.collectives.process_groups.transport import connect, device_of
 from unisono.collectives.transport import Transport
+from unisono.data.batches import move
+from unisono.data.loader import Loader
 from unisono.determinism.torch_changes import change_torch
 from unisono.environment import wants_plain_torch
 from unisono.launchers.worker.kept_failure import keep_failures
@@ -134,12 +136,13 @@ class Joined:
 
     def watch(self, stepper: Any, loader: Any) -> None:
         """Let a run's strategy have what its witnesses need, if there are any; else compare the first step's losses."""
-        from unisono.train.steps.witness import compare_first, watch
-
+        first = stepper.parts.strategy.first_loss
         if self.witness:
+            from unisono.train.steps.witness import watch
+
             watch(self.witness, stepper, loader, self.live)
-        elif self.world.joins is None:
-            compare_first(stepper, loader)
+        elif first is not None and not first.is_over and isinstance(loader, Loader) and self.world.joins is None:
+            first.fetch = lambda *place: move(loader.micro_batch(*place, is_apart=True), self.device)
 
     def over(self, steps: Generator[Batch]) -> Generator[Batch]:
         """Pass on `steps`, which `leave` ends; signals ask to stop meanwhile."""

@@ -1,4 +1,4 @@
-"""A run's side of the witnesses: from where they have other ranks' micro-batches, and how a rank that is wrong goes.
+"""A run's side of the witness: from where it has other ranks' micro-batches, and how a rank that is wrong goes.
 
 In: what the strategy asks for. Out: data fetched anew, and the end of this process where it is the one that is wrong.
 """
@@ -19,15 +19,6 @@ from unisono.system.messages import tell
 if TYPE_CHECKING:  # they make use of this file
     from unisono.train.steps.membership import Live
     from unisono.train.steps.stepper import Stepper
-
-
-def compare_first(stepper: "Stepper", loader: Loader | StreamLoader) -> None:
-    """Let ranks compare a loss in this launch's first step, where a micro-batch can be fetched by all of them."""
-    strategy, setting = stepper.parts.strategy, stepper._setting
-    if isinstance(strategy, Exact) and isinstance(loader, Loader) and not strategy.first_loss.is_over:
-        strategy.first_loss.fetch = lambda step, replica: move(
-            loader.micro_batch(step, replica, is_apart=True), setting.device
-        )
 
 
 def watch(rate: float, stepper: "Stepper", loader: Loader | StreamLoader, live: "Live | None") -> None:
