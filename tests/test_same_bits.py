@@ -82,8 +82,9 @@ def test_the_jobs_learn_and_differ(alone):
 
 
 @pytest.mark.parametrize("how", ["rank", "seed", "no steps"])
-def test_the_comparison_can_fail(data, how):
+def test_the_comparison_can_fail(data, how, monkeypatch):
     """Negative control: a forward that knows its rank, another seed, an idle optimizer: each has other bits."""
+    monkeypatch.setattr("unisono.strategies.witness.first_loss.FirstLoss.compare", lambda *_: None)
     honest = {report["fingerprint"] for size in (1, 2) for report in run_threads(jobs.cheat, size, data)}
     assert len(honest) == 1
     cheated = run_threads(jobs.cheat, 2, data, how)
