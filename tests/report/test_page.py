@@ -428,6 +428,20 @@ def test_what_cannot_be_shown_leaves_the_old_page(tmp_path):
     refused([], out, "1 to 8")
 
 
+def test_a_rank_is_compared_in_steps_that_all_have_done(tmp_path):
+    """One that has joined when all became slower is not slow beside one that had died, or beside earlier steps."""
+    run = make_run(tmp_path / "run", steps=200, workers=3, launches=((1, 200),))
+    for rank, own in enumerate((range(1, 201), range(1, 101), range(101, 201))):
+        file = run / "phases" / f"rank-{rank}.jsonl"
+        head, *steps = [json.loads(line) for line in file.read_text().splitlines()]
+        steps = [step for step in steps if step["step"] in own]
+        for step in steps:
+            step["ns"] = [time * (2 if step["step"] > 100 else 1) for time in step["ns"]]
+        file.write_text("".join(json.dumps(line) + "\n" for line in (head, *steps)))
+    text = " ".join(read(page_of(run, out=tmp_path / "r.html")).text)
+    assert "Stragglers" in text and "is slow" not in text
+
+
 @pytest.mark.parametrize(
     "line", ["rubbish", "[1]", '{"step": 7, "ns": [1]}', '{"step": "x", "at_ns": 0, "ns": [1]}', "{}"]
 )

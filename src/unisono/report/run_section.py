@@ -130,7 +130,9 @@ def _findings(run: RunView) -> Iterator[Remark]:
 def _slow(run: RunView) -> Iterator[Remark]:
     """Yield which rank is slow; where workers share cores that they do, since it is not the rank then."""
     steps: dict[int, list[tuple[dict[str, float], int]]] = {}
-    for record in itertools.chain(*run.last_world()):
+    # Of the ranks that were there last, and of steps that all of them have done: others were done at other times.
+    worlds = [(records, {record.rank for record in records}) for records in run.last_world()]
+    for record in itertools.chain(*(records for records, ranks in worlds if ranks == worlds[-1][1])):
         seconds = {phase: ns / 1e9 for phase, ns in record.ns.items()}
         steps.setdefault(record.rank, []).append((seconds, record.replicas))
     of_the_last = (record for record in run.phases if record.launch == run.launches[-1].number)
