@@ -8,6 +8,7 @@ log) there is a line after five seconds and then one a minute; nothing beside a 
 import shlex
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -27,6 +28,7 @@ from unisono.world import World
 
 Where = tuple[str, Path | None]
 _IN_LOGS_FIRST_S, _IN_LOGS_EVERY_S = 5.0, 60.0
+_LEAST_WIDTH = 30  # of a terminal
 
 
 def shown(
@@ -83,7 +85,8 @@ def with_lines(
     In a log, which nobody has been seen to read (not `is_seen`), a run of less than five seconds leaves nothing.
     """
     begun, following, first = 0.0, 0.0, 0
-    columns = max(WIDE, shutil.get_terminal_size().columns) if is_seen else WIDEST
+    terminal = shutil.get_terminal_size().columns
+    columns = max(WIDE, terminal) if is_seen else WIDEST
     has_told, every_s = False, PLAIN_EVERY_S if is_seen else _IN_LOGS_EVERY_S
     is_known = last < sys.maxsize  # not of a stream without an end
     total, of = (f"/{last}", f"/{cuts.epoch_of(last) + 1}") if is_known and cuts is not None else ("", "")
@@ -104,10 +107,12 @@ def with_lines(
                 has_told = True
             following = now + every_s
             left = eta(now - begun, batch.step - first + 1, last - batch.step) if is_known else ""
-            _tell(
+            told = (
                 f"epoch {batch.epoch + 1}{of}  step {batch.step}{total}  loss {loss():.4f}"
                 f"{pace(speed(), phases.share(DATA), columns)}{left}"
             )
+            width = max(_LEAST_WIDTH, terminal - len("unisono: ") - 1) if is_seen else len(told) + 1
+            _tell("\n".join(textwrap.wrap(told, width, subsequent_indent="  ", break_on_hyphens=False)))
 
 
 def _start(what: str, out: Path | None) -> str:
