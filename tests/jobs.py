@@ -216,6 +216,6 @@ def cheat(transport: Transport | None, data: str, how: str = "") -> dict[str, An
     if how == "no steps":
         optimizer.step = lambda: None
     for batch in itertools.islice(run.steps(run.loader(digits(data, 100), batch_size=BATCH_SIZE // 4), epochs=2), 6):
-        scale = 1 + run.world.rank if how == "rank" else 1
+        scale = 1 + run.world.rank if how == "rank" and batch.step > 1 else 1  # in step 1 the run refuses it
         run.step(batch, lambda micro, scale=scale: F.cross_entropy(model(micro.x * scale), micro.y))
     return {"fingerprint": run.fingerprint()}

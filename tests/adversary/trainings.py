@@ -193,6 +193,8 @@ def run_training(
             transform=noisy if description["noise"] else None,
         )  # fmt: skip
         scale = 1 + run.world.rank if cheat else 1
+        if cheat:  # or the run itself would refuse it in its first step
+            run._need_stepper().parts.strategy.first_loss.is_over = True
 
         def loss_of(micro: Any) -> Tensor:
             x = micro.x.requires_grad_() if description["penalty"] else micro.x

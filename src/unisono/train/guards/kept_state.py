@@ -260,7 +260,8 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any, Put | None]
         except ValueError:  # nothing is in it yet
             continue
         yield name, value, functools.partial(setattr, cell, "cell_contents")
-    yield from ((code.co_name, each, None) for each in function.__defaults__ or ())
+    named = zip(reversed(code.co_varnames[: code.co_argcount]), reversed(function.__defaults__ or ()), strict=False)
+    yield from ((name, each, None) for name, each in (*named, *(function.__kwdefaults__ or {}).items()))
     if not _is_library_file(code.co_filename):
         yield from _of_attributes(code.co_name, function)
         known = function.__globals__
