@@ -69,7 +69,8 @@ def test_a_step_waits_once(case):
     With replicas, losses of the first step are computed and read once more: this rank's first, and replica 0's.
     """
     ranks = CASES[case][0]
-    first = [[3 if ranks == 1 else 4, ranks]] if case.startswith("exact") else []
+    others = [[4, ranks - 1]] if ranks > 1 else []
+    first = [[3, 1], *others] if case.startswith("exact") else []
     assert played("strategies")[case]["waits"] == [[1, 6 * ranks - sum(count for _, count in first)], *first]
 
 
@@ -88,7 +89,7 @@ def test_what_waits_more_is_known():
     assert found["pipeline"] == [[1 + 4 + 1, 12]], "norms travel through the host, too"
     assert found["pipeline, interleaved"] == [[1 + 4 * 3, 12]]
     # Each replica says what it weighs; losses are read before the sum is scaled.
-    assert found["exact, weighed"] == [[2 + 1 + 2, 10], [8, 2]], "and the sum is looked at by itself"
+    assert found["exact, weighed"] == [[2 + 1 + 2, 10], [7, 1], [8, 1]], "and the sum is looked at by itself"
     assert found["allreduce, weighed"] == [[1 + 1 + 1, 12]], "which has a replica for each rank"
 
 

@@ -11,8 +11,13 @@ def ending(rank=0, step=5, done=4, saved=0, **more):
 
 def test_no_restarts_unless_asked():
     """Zero restarts give up at once, and add no words to the failure."""
-    assert Restarts(0, 2).judge(ending(saved=0)) == GiveUp("")
+    assert Restarts(0, 2).judge(ending(saved=0, done=0)) == GiveUp("")
     assert Restarts(0, 2).judge(ending(saved=4, is_unkillable=True)) == GiveUp("")
+    first = "Hint: no checkpoint has been written; the same command starts from the beginning. With --max-restarts 3"
+    assert Restarts(0, 2).judge(ending(saved=0, done=3)).reason.startswith(first)
+    for unknown in ({"error": "OSError"}, {"is_final": True}, {"is_unkillable": True}):
+        assert Restarts(0, 2).judge(ending(saved=0, done=3, **unknown)) == GiveUp("")
+    assert Restarts(0, 2, sees_all=False).judge(ending(saved=0, done=3)) == GiveUp("")
     assert Restarts(0, 2).judge(ending(saved=4, error="ScoreMismatch")) == GiveUp("")  # it has a hint of its own
     hint = "Hint: the newest checkpoint is of step 4; the same command goes on from there"
     by_itself = f"{hint}. With --max-restarts 3 (max_restarts=3) it does so by itself"

@@ -2,6 +2,7 @@
 
 import random
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -131,3 +132,44 @@ def test_a_loss_may_take_its_micro_batch_apart(is_log_kept):
 
     found = [run_threads(lambda transport, each=each: train(transport, each, Named()), 2) for each in (apart, plain)]
     assert found[0] == found[1]
+
+
+class Mark:
+    """Lives as long as a graph."""
+
+
+class Seen:
+    """What the guard does not look into, and so does not put back."""
+
+    __slots__ = ("alive", "graphs")
+
+
+class Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss, seen):
+        ctx.mark = Mark()
+        seen.graphs.append(weakref.ref(ctx.mark))
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_the_first_step_holds_one_graph_at_a_time():
+    """What is computed once more is computed when the pass before it is gone: a model may fill the memory."""
+    alive = []
+
+    def make_loss(model, rank):
+        seen = Seen()
+        seen.graphs, seen.alive = [], alive
+
+        def loss(micro):
+            seen.alive.append(sum(graph() is not None for graph in seen.graphs))
+            return Marked.apply(F.cross_entropy(model(micro.x), micro.y), seen)
+
+        return loss
+
+    run_threads(train, 2, make_loss)
+    assert len(alive) == 9 + 2 + 1  # of nine passes, a second call on each rank, and replica 0's on the other
+    assert max(alive) == 0

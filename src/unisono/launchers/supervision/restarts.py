@@ -46,7 +46,7 @@ class Again:
 class GiveUp:
     """Start nothing any more."""
 
-    reason: str  #: Where restarts were not asked for: how to go on; empty where nothing is saved.
+    reason: str  #: Where restarts were not asked for: how to go on; empty where nobody knows.
 
 
 @final
@@ -83,7 +83,7 @@ class Restarts:
     def judge(self, ending: Ending) -> Again | GiveUp:
         """Take one attempt's ending into account and say what to do."""
         if self.max_restarts == 0:
-            return GiveUp(_how_to_go_on(ending))
+            return GiveUp(_how_to_go_on(ending, sees_all=self.sees_all))
         if ending.is_unkillable:
             return GiveUp("No restart: a worker cannot be killed and might write beside its successor.")
         if ending.is_final:
@@ -134,9 +134,16 @@ class Restarts:
         return slot
 
 
-def _how_to_go_on(ending: Ending) -> str:
-    if not ending.saved or ending.is_unkillable or ending.error == ScoreMismatch.__name__:  # of another run
+def _how_to_go_on(ending: Ending, *, sees_all: bool) -> str:
+    if ending.is_unkillable or ending.error == ScoreMismatch.__name__:  # of another run
         return ""
+    by_itself = "With --max-restarts 3 (max_restarts=3) it does so by itself"
+    live = ", with --live auto without going back" if ending.could_go_on_live else ""
+    if not ending.saved:
+        if not ending.done or ending.error or ending.is_final or not sees_all:
+            return ""
+        first = "Hint: no checkpoint has been written; the same command starts from the beginning"
+        return f"{first}. {by_itself}{live}."
     # A later one may have been committed since the last step that was told of.
     later = " or later" if ending.done > ending.saved else ""
     first = f"Hint: the newest checkpoint is of step {ending.saved}{later}; the same command goes on from there"
@@ -144,8 +151,7 @@ def _how_to_go_on(ending: Ending) -> str:
         first = f"Hint: all {ending.last} steps are done and saved; the same command does what comes after them"
     if ending.error or ending.is_final:
         return f"{first}, once the cause is removed."
-    live = ", with --live auto without going back" if ending.could_go_on_live else ""
-    return f"{first}. With --max-restarts 3 (max_restarts=3) it does so by itself{live}."
+    return f"{first}. {by_itself}{live}."
 
 
 def _place(ending: Ending) -> str:

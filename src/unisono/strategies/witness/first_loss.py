@@ -42,25 +42,25 @@ class FirstLoss:
         self.fetch: Callable[[int, int], Any] | None = None
         self.reads: Callable[[], Mapping[str, str]] = dict
 
-    def compute(self, key: Sequence[int], function: Callable[[Any], Any], micro: Any, found: Any) -> None:
+    def compute(self, key: Sequence[int], function: Callable[[Any], Any], micro: Any, own: float | None) -> None:
         """Compute the loss of replica 0, at most once in a launch; generators are left anywhere.
 
         Args:
             key: Step, replica 0, and number of the update.
             function: The loss function, as a step calls it.
             micro: This rank's own first micro-batch.
-            found: What the function has returned for it.
+            own: Its loss; None: the function returns something else. Its graph is gone: there is one at a time.
         """
         context, fetch, self.fetch, self.is_over = self._context, self.fetch, None, True
-        if fetch is None or not _is_loss(found):
+        if fetch is None or own is None:
             return
         if context.placement[context.transport.rank].start > 0:
             micro = fetch(key[0], 0)
             key_generators(context.seed, key)
-            found = function(duplicated(micro)[0])
+            own = number_of(function(duplicated(micro)[0]))
         self._micro = micro
-        if _is_loss(found):
-            self._own = int(np.float64(found.item()).view(np.uint64))
+        if own is not None:
+            self._own = int(np.float64(own).view(np.uint64))
 
     def tell(self) -> int:
         """Return the bits of that loss, once; 0 where it is not known, or 0."""
@@ -103,5 +103,6 @@ def _words(name: str, here: str, there: str) -> str:
     return f"`{name}` ({kind}, not the same)" if kind.startswith("a ") else f"`{name}` ({here} and {there})"
 
 
-def _is_loss(found: Any) -> bool:
-    return isinstance(found, Tensor) and found.numel() == 1
+def number_of(found: Any) -> float | None:
+    """Return a loss as a number; None for what is none."""
+    return float(found.item()) if isinstance(found, Tensor) and found.numel() == 1 and not found.is_complex() else None

@@ -76,7 +76,7 @@ class EarlyEnd:
         if decide is None or told is None:
             return
         told.detach()
-        if error is not None:
+        if error is not None and not isinstance(error, CheckpointError):  # which says itself what there is
             _tell_dropped(self._where, self._after, error)
         try:
             decide(error is None)

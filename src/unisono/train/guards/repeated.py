@@ -24,6 +24,7 @@ from unisono.determinism.loss_hooks import LossJudge
 from unisono.errors import StepError
 from unisono.strategies.base import Strategy
 from unisono.strategies.parts import streams
+from unisono.strategies.witness.first_loss import number_of
 from unisono.train.guards.kept_state import KeptState
 from unisono.train.guards.unkept import Unkept
 
@@ -71,12 +72,12 @@ class Repeated:
         if not names and not (key and is_whole):
             return found
         del before
+        found = found.detach().cpu() if isinstance(found, Tensor) else found  # one graph is held at a time
         first, values, end = _bits(found), after.values(names), streams.capture(self._device)
         if key and self._first_loss is not None and not self._first_loss.is_over:
             self._first_loss.reads = functools.partial(after.told, {*names})
             _put(buffers)
-            self._first_loss.compute(key, function, spare, found)
-        del found
+            self._first_loss.compute(key, function, spare, number_of(found))
         streams.restore(drawn, self._device)
         _put(buffers)
         found = function(duplicated(spare)[0])
