@@ -70,11 +70,12 @@ def launch(
         **kwargs: Passed to `fn`; pickled.
 
     Returns:
-        What `fn` returned on rank 0: pickled, so with its tensors a copy. Where `fn` is called right here, its result.
+        What `fn` returned on rank 0: pickled, so with its tensors a copy; None, and a line that says so, where that
+        cannot be pickled. Where `fn` is called right here, its result.
 
     Raises:
         LaunchError: The workers could not import `fn` or load its arguments, or it lacks one of the keywords; nothing
-            has been started. Or what it returned cannot be pickled; then all workers have ended well.
+            has been started.
         ConfigError: `workers`, `threads` or `replicas` are out of range.
         WorkerFailed: A worker failed; the message holds its traceback.
         RunStopped: SIGINT or SIGTERM came, and the run has stopped between two steps and saved.

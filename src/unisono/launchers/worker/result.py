@@ -8,7 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import LaunchError
+from unisono.system.messages import tell
 
 _KEPT, _REFUSED = b"+", b"-"
 
@@ -39,8 +39,7 @@ def keep(folder: str, rank: int, value: object, *, by_value: bool) -> None:
 def take(folder: str, name: str) -> Any:
     """Return what the function `name` has returned; None where it has returned nothing, or left by ``sys.exit``.
 
-    Raises:
-        LaunchError: It could not be pickled.
+    What cannot be pickled is told, and None is returned: the training is over, and most callers ask for nothing.
     """
     import multiprocessing  # noqa: F401 - the starting script is then also __mp_main__, as its classes say in a worker
 
@@ -54,7 +53,8 @@ def take(folder: str, name: str) -> Any:
             return pickle.loads(content[1:])  # written by our own worker into our private directory
         except Exception as error:  # noqa: BLE001 - whatever a class raises that this process lacks
             why = f"what this process cannot load: {type(error).__name__}: {error}"
-    raise LaunchError(
-        f"{name}() has ended well on every worker, but on rank 0 it returned {why.rstrip('.')}. "
+    tell(
+        f"{name}() has ended well on every worker; on rank 0 it returned {why.rstrip('.')}: launch() returns None. "
         "Hint: let it return plain values (numbers, texts, tensors, a state_dict()), or nothing."
     )
+    return None
