@@ -44,7 +44,10 @@ def test_the_result_of_rank_0_comes_back():
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("lambda", "a function, which cannot be pickled: .*"), ("unloadable", ".*this process cannot load: .*no_module_")],
+    [
+        ("lambda", "a function, which cannot be pickled: .*"),
+        ("unloadable", ".*this process cannot load: .*no_module_.*"),
+    ],
 )
 def test_a_result_that_cannot_come_back(kind, said, capfd):
     """It is told once all workers have ended, in one line, and fails nothing: who returns what, and what to return."""

@@ -22,7 +22,7 @@ from unisono.launchers.local import run_local
 from unisono.launchers.scratch import scratch_directory
 from unisono.launchers.spec import SAME_COMMAND, FunctionTarget, LaunchSpec, resolve_workers
 from unisono.launchers.worker.child import LOADING_MARK
-from unisono.launchers.worker.result import take
+from unisono.launchers.worker.returned import take
 from unisono.options.keywords import meant
 from unisono.system.messages import with_own_lines
 from unisono.world import World

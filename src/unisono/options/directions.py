@@ -6,21 +6,8 @@ from unisono.errors import ConfigError
 
 MODES = ("max", "min")
 _LESS = {
-    "loss",
-    "losses",
-    "error",
-    "errors",
-    "err",
-    "perplexity",
-    "ppl",
-    "mse",
-    "mae",
-    "rmse",
-    "nll",
-    "wer",
-    "cer",
-    "fid",
-}
+    "loss", "losses", "error", "errors", "err", "perplexity", "ppl", "mse", "mae", "rmse", "nll", "wer", "cer", "fid",
+}  # fmt: skip
 _MORE = {
     "accuracy", "acc", "f1", "precision", "recall", "auroc", "auc", "iou", "miou", "dice", "bleu", "map", "r2",
     "psnr", "ssim", "reward", "score",

@@ -28,7 +28,7 @@ from unisono.launchers.supervision.failure import FailureReport
 from unisono.launchers.supervision.stacks import STACK_SIGNAL, stack_file
 from unisono.launchers.worker.environment import JOINS_VARIABLE
 from unisono.launchers.worker.local_rank import with_local_rank
-from unisono.launchers.worker.result import keep
+from unisono.launchers.worker.returned import keep
 from unisono.system.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage
 from unisono.system.leaving import leave_groups_at_exit
 from unisono.system.messages import tell_uncaught
